@@ -4,7 +4,8 @@
     SkillsCapability(skills=[create_skill(workspace=Path("data"), image="data")])
 
 A conversation's box starts with the first tool call, and stops when it has been idle. The tools
-have the names, parameters and answers of pydantic-ai-backend's console tools.
+have the names, parameters and answers of pydantic-ai-backend's console tools. Tools of your own
+reach the same box through `ctx.deps.backend`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar
 
 import hutch
 from hutch.client._async import AsyncSandbox
+from hutch.client.bridge import run_in_loop
 from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.tools import TOOLS, Answer, AsyncBoxes, AsyncToolbox, Tool, ToolContext
 from hutch.tools.declare import tool
+from hutch.types import Entry, Match, Result
 
 from . import in_bash, needs
-from .haiku_backend import SandboxBackend, Work, running_loop
 
 with needs("haiku"):
     from haiku.skills.models import Skill
@@ -40,7 +43,9 @@ with needs("haiku"):
     from pydantic_ai.toolsets import FunctionToolset
 
 T = TypeVar("T")
+Work = Callable[[AsyncToolbox], Awaitable[T]]
 IDLE_TIMEOUT = 3600  # seconds
+COMMAND_TIMEOUT = 120  # seconds
 VARIABLES = "HAIKU_SKILLS_SANDBOX_"
 OUTPUT_LIMIT = 100_000  # characters of a command's output
 GLOB_LIMIT, GREP_LIMIT, LINE_WIDTH = 100, 50, 100
@@ -68,16 +73,12 @@ class SandboxRunDeps(SkillRunDeps):
     session_id: str | None = None  # for a run without state
 
     def __post_init__(self) -> None:
-        self._loop = running_loop()  # of the run
+        self._loop = _running_loop()  # of the run
 
     @property
     def backend(self) -> SandboxBackend:
-        """The box of this run, with the methods of pydantic-ai-backend's `SandboxProtocol`."""
-        return SandboxBackend(self._use, self._loop)
-
-    async def _use(self, work: Work[T]) -> T:
-        _, result = await self.sessions.use(self, None, work)
-        return result
+        """The box of this run, for tools that are plain functions."""
+        return SandboxBackend(self, self._loop)
 
 
 def create_skill(
@@ -282,7 +283,7 @@ async def read_file(
         return Answer(message, exit_code=1, failed=True)
     start = max(0, offset)
     part = lines[start : start + limit]
-    text = "\n".join(f"{start + number:>6}\t{line}" for number, line in enumerate(part, 1))
+    text = _numbered(part, start)
     left = len(lines) - start - len(part)
     return Answer(f"{text}\n\n... ({left} more lines)" if left else text)
 
@@ -339,11 +340,7 @@ async def grep(
     ignore_hidden: Annotated[bool, "Leave out files and folders that begin with a dot"] = True,
 ) -> Answer:
     """Search the content of files."""
-    base = path or "."
-    matches = await ctx.box.files.search(pattern, base, glob=glob_pattern, limit=SEARCH_LIMIT)
-    if ignore_hidden:
-        start = len(os.path.normpath(os.path.join(ctx.box.info.workdir, base)))
-        matches = [match for match in matches if "/." not in match.path[start:]]
+    matches = await _search(ctx.box, pattern, path, glob_pattern, ignore_hidden)
     if not matches:
         return Answer(f"No matches for '{pattern}'")
     if output_mode == "count":
@@ -359,13 +356,13 @@ async def grep(
 async def execute(
     ctx: ToolContext,
     command: Annotated[str, "The command"],
-    timeout: Annotated[int, "Seconds after which it is killed, with all it started"] = 120,
+    timeout: Annotated[
+        int, "Seconds after which it is killed, with all it started"
+    ] = COMMAND_TIMEOUT,
 ) -> Answer:
     """Run a shell command in the working directory."""
     result = await ctx.box.commands.run(in_bash(command), timeout=timeout)
-    output = result.output
-    if result.timed_out:
-        output = f"Error: Command timed out\n{output}".rstrip("\n")
+    output = _output(result)
     if len(output) > OUTPUT_LIMIT:
         output = output[:OUTPUT_LIMIT] + "\n\n... (output truncated)"
     if result.exit_code:
@@ -378,6 +375,27 @@ CONSOLE = [
     *(tool(function) for function in (write_file, edit_file, execute)),
     TOOLS["python"],
 ]
+
+
+def _output(result: Result) -> str:
+    if result.timed_out:
+        return f"Error: Command timed out\n{result.output}".rstrip("\n")
+    return result.output
+
+
+def _numbered(lines: list[str], start: int) -> str:
+    return "\n".join(f"{number:>6}\t{line}" for number, line in enumerate(lines, start + 1))
+
+
+async def _search(
+    box: AsyncSandbox, pattern: str, path: str | None, glob: str | None, ignore_hidden: bool
+) -> list[Match]:
+    base = path or "."
+    matches = await box.files.search(pattern, base, glob=glob, limit=SEARCH_LIMIT)
+    if not ignore_hidden:
+        return matches
+    start = len(os.path.normpath(os.path.join(box.info.workdir, base)))
+    return [match for match in matches if "/." not in match.path[start:]]
 
 
 async def _read(ctx: ToolContext, path: str) -> bytes:
@@ -393,3 +411,186 @@ def _cut(header: str, items: list[str], limit: int, more: str) -> str:
     if len(items) > limit:
         lines.append(f"  ... and {len(items) - limit} {more}")
     return "\n".join(lines)
+
+
+# --- a sandbox for tools of your own --------------------------------------------------------
+
+
+@dataclass
+class ExecuteResponse:
+    output: str
+    exit_code: int | None = None
+    truncated: bool = False
+
+
+@dataclass
+class WriteResult:
+    path: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class EditResult:
+    path: str | None = None
+    error: str | None = None
+    occurrences: int | None = None
+
+
+class FileInfo(TypedDict):
+    name: str
+    path: str
+    is_dir: bool
+    size: int | None
+
+
+class GrepMatch(TypedDict):
+    path: str
+    line_number: int
+    line: str
+
+
+class SandboxBackend:
+    """Commands and files of the box, with the methods of pydantic-ai-backend's `SandboxProtocol`.
+
+    They are synchronous, and return their failures; a box that died raises BoxLost. Call them from
+    tools that are plain functions, which Pydantic AI runs in threads: where they would block the
+    event loop of the run, they raise RuntimeError. Async tools use `await backend.box()`.
+    """
+
+    def __init__(self, deps: SandboxRunDeps, loop: asyncio.AbstractEventLoop | None) -> None:
+        """`loop`: the event loop of the run."""
+        self._deps, self._loop = deps, loop
+
+    async def box(self) -> AsyncSandbox:
+        """The box, for async tools."""
+
+        async def work(box: AsyncSandbox) -> AsyncSandbox:
+            return box
+
+        return await self._in_box(work)
+
+    @property
+    def id(self) -> str:
+        async def work(box: AsyncSandbox) -> str:
+            return box.id
+
+        return self._do(work)
+
+    def execute(self, command: str, timeout: int | None = None) -> ExecuteResponse:
+        """Exit code 124: it was killed after `timeout` seconds (120)."""
+
+        async def work(box: AsyncSandbox) -> ExecuteResponse:
+            result = await box.commands.run(in_bash(command), timeout=timeout or COMMAND_TIMEOUT)
+            return ExecuteResponse(_output(result), result.exit_code, result.truncated)
+
+        return self._tried(work, lambda why: ExecuteResponse(f"Error: {why}", 1))
+
+    def read_bytes(self, path: str) -> bytes:
+        """Empty if there is no such file."""
+        return self._tried(lambda box: box.files.read(path, "bytes"), lambda why: b"")
+
+    def read(self, path: str, offset: int = 0, limit: int = 2000) -> str:
+        """Lines with their numbers; or a text that begins with `Error: `."""
+
+        async def work(box: AsyncSandbox) -> str:
+            data = await box.files.read(path, "bytes")
+            lines = data.decode("utf-8", "replace").splitlines()
+            return _numbered(lines[offset : offset + limit], offset)
+
+        return self._tried(work, lambda why: f"Error: {why}")
+
+    def write(self, path: str, content: str | bytes) -> WriteResult:
+        async def work(box: AsyncSandbox) -> WriteResult:
+            await box.files.write(path, content)
+            return WriteResult(path)
+
+        return self._tried(work, lambda why: WriteResult(error=why))
+
+    def edit(
+        self, path: str, old_string: str, new_string: str, replace_all: bool = False
+    ) -> EditResult:
+        async def work(box: AsyncSandbox) -> EditResult:
+            count = await box.files.edit(path, old_string, new_string, replace_all=replace_all)
+            return EditResult(path, occurrences=count)
+
+        return self._tried(work, lambda why: EditResult(error=why))
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file at this path."""
+
+        async def work(box: AsyncSandbox) -> bool:
+            return (await box.files.stat(path)).kind != "dir"
+
+        return self._tried(work, lambda why: False)
+
+    def ls_info(self, path: str) -> list[FileInfo]:
+        """Empty if there is no such folder."""
+
+        async def work(box: AsyncSandbox) -> list[FileInfo]:
+            return [_info(entry) for entry in await box.files.list(path)]
+
+        return self._tried(work, lambda why: [])
+
+    def glob_info(self, pattern: str, path: str = "/") -> list[FileInfo]:
+        async def work(box: AsyncSandbox) -> list[FileInfo]:
+            paths = await box.files.glob(pattern, path)
+            return [_info(await box.files.stat(name)) for name in paths]
+
+        return self._tried(work, lambda why: [])
+
+    def grep_raw(
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+        ignore_hidden: bool = True,
+    ) -> list[GrepMatch] | str:
+        async def work(box: AsyncSandbox) -> list[GrepMatch] | str:
+            matches = await _search(box, pattern, path, glob, ignore_hidden)
+            return [
+                GrepMatch(path=match.path, line_number=match.line, line=match.text)
+                for match in matches
+            ]
+
+        return self._tried(work, lambda why: f"Error: {why}")
+
+    def _tried(self, work: Callable[[AsyncSandbox], Awaitable[T]], failed: Callable[[str], T]) -> T:
+        try:
+            return self._do(work)
+        except BoxLost:
+            raise
+        except HutchError as exc:
+            return failed(str(exc))
+
+    async def _in_box(self, work: Callable[[AsyncSandbox], Awaitable[T]]) -> T:
+        _, result = await self._deps.sessions.use(
+            self._deps, None, lambda toolbox: work(toolbox.box)
+        )
+        return result
+
+    def _do(self, work: Callable[[AsyncSandbox], Awaitable[T]]) -> T:
+        if self._loop is None:
+            raise RuntimeError("this backend belongs to no run of the skill")
+        if _running_loop() is self._loop:
+            raise RuntimeError(
+                "this backend waits, so it cannot be used where the event loop runs: make the tool "
+                "a plain function, or use `await ctx.deps.backend.box()`"
+            )
+        return run_in_loop(self._loop, self._in_box(work), check=self._require_running)
+
+    def _require_running(self) -> None:
+        if self._loop is None or not self._loop.is_running():
+            raise RuntimeError("the run of this skill has ended")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _info(entry: Entry) -> FileInfo:
+    is_dir = entry.kind == "dir"
+    size = None if is_dir else entry.size
+    return FileInfo(name=entry.name, path=entry.path, is_dir=is_dir, size=size)
