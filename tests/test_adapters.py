@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Sandbox
-from hutch.adapters.either import Pair, awaited
+from hutch.adapters.boxes import DualToolbox, async_box
 from hutch.extras import install_command
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +67,7 @@ def test_every_framework_that_is_tested_has_its_line_in_the_table() -> None:
 
 def test_the_tools_of_a_box_work_in_a_thread_without_an_event_loop() -> None:
     with Sandbox.create() as box, ThreadPoolExecutor(1) as thread:
-        tools = Pair(box, ["python", "bash"], condense=False)
+        tools = DualToolbox(box, ["python", "bash"], condense=False)
         for name, arguments in (("python", {"code": "6 * 7"}), ("bash", {"command": "echo 42"})):
             answer = thread.submit(
                 tools.run, lambda toolbox, n=name, a=arguments: toolbox.call(n, a)
@@ -77,7 +77,7 @@ def test_the_tools_of_a_box_work_in_a_thread_without_an_event_loop() -> None:
 
 def test_cancelling_an_awaited_call_of_a_plain_box_kills_its_command() -> None:
     async def main(box: Sandbox) -> None:
-        calls = awaited(box)
+        calls = async_box(box)
         running = asyncio.create_task(calls.shell.run("touch began; sleep 1000; touch over"))
         while not box.files.list("."):
             await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ from hutch.errors import NotFound
 from hutch.tools import Tool, chosen
 
 from . import fitted, needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("ag2"):
     from ag2.annotations import Context
@@ -95,7 +95,7 @@ class HutchEnvironment:
     @asynccontextmanager
     async def open(self, context: Context | None = None) -> AsyncGenerator[HutchSandbox]:
         """The box, as AG2's tools use it. It stays open for the next call."""
-        yield HutchSandbox((await self._boxes.aget()).awaited.box, self._timeout)
+        yield HutchSandbox(await self._boxes.box(), self._timeout)
 
     def hutch_tools(self, *, only: Iterable[str] | None = None) -> list[FunctionTool]:
         """Our tools in this box, for `Agent(tools=...)`."""
@@ -104,7 +104,7 @@ class HutchEnvironment:
     def _tool(self, tool: Tool) -> FunctionTool:
         async def call(**arguments: Any) -> ToolResult:
             arguments.pop(CONTEXT_OPTION_NAME, None)  # AG2 adds its context
-            answer = await (await self._boxes.aget()).awaited.call(tool.name, arguments)
+            answer = await (await self._boxes.aget()).acall(tool.name, arguments)
             images = [ImageInput(data=one.data, media_type=one.mime) for one in answer.pictures]
             return ToolResult(*([answer.text] if answer.text or not images else []), *images)
 

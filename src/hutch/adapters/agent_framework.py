@@ -17,7 +17,7 @@ from hutch.errors import BoxLost
 from hutch.tools import Answer, Tool, chosen
 
 from . import needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("agent-framework"):
     from agent_framework import Content, FunctionTool, MiddlewareFailure
@@ -71,7 +71,7 @@ class HutchShellTool:
 
     async def run(self, command: str, *, timeout: float | None = None) -> ShellResult:
         """Exit code 124 and `timed_out` after the timeout; everything it started is dead then."""
-        box = (await self._boxes.aget()).awaited.box
+        box = await self._boxes.box()
         limit = self._timeout if timeout is None else timeout
         result = await box.shell.run(command, timeout=limit)
         stdout, stderr = _cut(result.stdout), _cut(result.stderr)
@@ -111,9 +111,9 @@ class HutchShellTool:
 
     def _tool(self, tool: Tool) -> FunctionTool:
         async def call(**arguments: Any) -> Answer:
-            toolbox = (await self._boxes.aget()).awaited
+            tools = await self._boxes.aget()
             try:
-                return await toolbox.call(tool.name, arguments)
+                return await tools.acall(tool.name, arguments)
             except BoxLost as exc:
                 raise _gone(exc) from exc
 

@@ -16,7 +16,7 @@ from hutch.errors import BoxLost
 from hutch.tools import Answer, Tool, chosen
 
 from . import needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("agno"):
     from agno.exceptions import StopAgentRun
@@ -56,10 +56,9 @@ class HutchTools(Toolkit):
 
     def _now(self, tool: Tool) -> Callable[..., ToolResult]:
         def call(run_context: RunContext | None = None, **arguments: Any) -> ToolResult:
-            pair = self._boxes.get(_session(run_context))
-            given = _restored(tool, arguments)
+            tools = self._boxes.get(_session(run_context))
             try:
-                return _result(pair.run(lambda toolbox: toolbox.call(tool.name, given)))
+                return _result(tools.call(tool.name, _restored(tool, arguments)))
             except BoxLost as exc:
                 raise StopAgentRun(f"the sandbox is gone: {exc}") from exc
 
@@ -67,9 +66,9 @@ class HutchTools(Toolkit):
 
     def _awaited(self, tool: Tool) -> Callable[..., Awaitable[ToolResult]]:
         async def call(run_context: RunContext | None = None, **arguments: Any) -> ToolResult:
-            pair = await self._boxes.aget(_session(run_context))
+            tools = await self._boxes.aget(_session(run_context))
             try:
-                return _result(await pair.awaited.call(tool.name, _restored(tool, arguments)))
+                return _result(await tools.acall(tool.name, _restored(tool, arguments)))
             except BoxLost as exc:
                 raise StopAgentRun(f"the sandbox is gone: {exc}") from exc
 

@@ -20,7 +20,7 @@ from hutch.errors import BoxError
 from hutch.tools import Answer, Tool, chosen
 
 from . import needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("claude-agent-sdk"):
     from claude_agent_sdk import ClaudeAgentOptions, SdkMcpTool, create_sdk_mcp_server
@@ -81,9 +81,9 @@ def _tool(tool: Tool, boxes: Boxes) -> SdkMcpTool[Any]:
 
 def _handler(name: str, boxes: Boxes) -> Handler:
     async def handle(arguments: dict[str, Any]) -> dict[str, Any]:
-        pair = await boxes.aget()
+        tools = await boxes.aget()
         try:
-            return _content(await pair.awaited.call(name, arguments))
+            return _content(await tools.acall(name, arguments))
         except BoxError as exc:
             text = f"The box is gone, and all that was in it: {exc}. No tool will work any more."
             return {"content": [{"type": "text", "text": text}], "is_error": True}

@@ -20,11 +20,10 @@ from hutch.errors import (
     NotFound,
     NotPermitted,
 )
-from hutch.tools import AsyncToolbox
 from hutch.types import Result
 
 from . import in_bash, needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("deepagents"):
     from deepagents.backends.protocol import (
@@ -67,24 +66,24 @@ class HutchSandbox(BaseSandbox):
         self._boxes.forget(thread_id)
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        pair = self._boxes.get(conversation())
-        return pair.run(lambda tools: _execute(tools, command, self._limit(timeout)))
+        tools = self._boxes.get(conversation())
+        return tools.run(lambda toolbox: _execute(toolbox.box, command, self._limit(timeout)))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        pair = await self._boxes.aget(conversation())
-        return await _execute(pair.awaited, command, self._limit(timeout))
+        box = await self._boxes.box(conversation())
+        return await _execute(box, command, self._limit(timeout))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return self._boxes.get(conversation()).run(lambda tools: _upload(tools, files))
+        return self._boxes.get(conversation()).run(lambda tools: _upload(tools.box, files))
 
     async def aupload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return await _upload((await self._boxes.aget(conversation())).awaited, files)
+        return await _upload(await self._boxes.box(conversation()), files)
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return self._boxes.get(conversation()).run(lambda tools: _download(tools, paths))
+        return self._boxes.get(conversation()).run(lambda tools: _download(tools.box, paths))
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        return await _download((await self._boxes.aget(conversation())).awaited, paths)
+        return await _download(await self._boxes.box(conversation()), paths)
 
     def _limit(self, timeout: float | None) -> float | None:
         return (self._timeout if timeout is None else timeout) or None  # 0: no limit
@@ -95,8 +94,7 @@ def conversation() -> str:
     return str(ensure_config().get("configurable", {}).get("thread_id", ""))
 
 
-async def _execute(tools: AsyncToolbox, command: str, timeout: float | None) -> ExecuteResponse:
-    box = tools.context.box
+async def _execute(box: AsyncSandbox, command: str, timeout: float | None) -> ExecuteResponse:
     result = await box.commands.run(in_bash(command), timeout=timeout)
     output, truncated = await _whole(box, result)
     if result.timed_out:
@@ -118,13 +116,13 @@ async def _whole(box: AsyncSandbox, result: Result) -> tuple[str, bool]:
     return b"".join(pieces).decode("utf-8", "replace"), False
 
 
-async def _upload(tools: AsyncToolbox, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+async def _upload(box: AsyncSandbox, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
     answers = []
     for path, data in files:
         error = _refused(path)
         try:
             if error is None:
-                await tools.context.box.files.write(path, data)
+                await box.files.write(path, data)
         except BoxError:
             raise
         except HutchError as exc:
@@ -133,13 +131,13 @@ async def _upload(tools: AsyncToolbox, files: list[tuple[str, bytes]]) -> list[F
     return answers
 
 
-async def _download(tools: AsyncToolbox, paths: list[str]) -> list[FileDownloadResponse]:
+async def _download(box: AsyncSandbox, paths: list[str]) -> list[FileDownloadResponse]:
     answers = []
     for path in paths:
         content, error = None, _refused(path)
         try:
             if error is None:
-                content = await tools.context.box.files.read(path, "bytes")
+                content = await box.files.read(path, "bytes")
         except BoxError:
             raise
         except HutchError as exc:

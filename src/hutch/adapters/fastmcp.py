@@ -18,7 +18,7 @@ from hutch.client._sync import Sandbox
 from hutch.types import Context, Execution
 
 from . import checked, needs
-from .either import awaited
+from .boxes import async_box
 
 with needs("fastmcp"):
     from fastmcp.exceptions import ToolError
@@ -52,7 +52,7 @@ class HutchSandboxProvider:
         timeout: float | None = 60,
         **order: Any,
     ) -> None:
-        self._box = None if box is None else awaited(box)
+        self._box = None if box is None else async_box(box)
         self._timeout, self._order = timeout, checked(order, box)
 
     async def run(

@@ -11,7 +11,7 @@ from hutch.errors import NotFound
 from hutch.types import CellResult
 
 from . import needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("google-adk"):
     from google.adk.agents.invocation_context import InvocationContext
@@ -39,7 +39,7 @@ class HutchEnvironment(BaseEnvironment):
 
     async def box(self) -> AsyncSandbox:
         """The box, for async code; it is created if needed."""
-        return (await self._boxes.aget()).awaited.context.box
+        return await self._boxes.box()
 
     async def initialize(self) -> None:
         await self.box()

@@ -27,7 +27,7 @@ from hutch.errors import StartFailed
 from hutch.tools import Answer, chosen
 
 from . import needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("langchain"):
     from langchain.agents.middleware._execution import BaseExecutionPolicy
@@ -86,12 +86,12 @@ class HutchTool(BaseTool):
     boxes: Any = Field(exclude=True, repr=False)
 
     def _run(self, **arguments: Any) -> tuple[Any, Answer]:
-        pair = self.boxes.get(_conversation())
-        return _told(pair.run(lambda tools: tools.call(self.name, arguments)))
+        tools = self.boxes.get(_conversation())
+        return _told(tools.call(self.name, arguments))
 
     async def _arun(self, **arguments: Any) -> tuple[Any, Answer]:
-        pair = await self.boxes.aget(_conversation())
-        return _told(await pair.awaited.call(self.name, arguments))
+        tools = await self.boxes.aget(_conversation())
+        return _told(await tools.acall(self.name, arguments))
 
 
 def _conversation() -> str:

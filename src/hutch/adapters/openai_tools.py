@@ -14,7 +14,7 @@ from hutch.errors import BoxLost, Conflict, HutchError
 from hutch.tools import Answer, AsyncToolbox, Tool, Toolbox
 
 from . import needs
-from .either import awaited, awaited_tools
+from .boxes import async_box, async_tools
 
 with needs("openai-agents"):
     from agents import (
@@ -38,7 +38,7 @@ def hutch_tools(
     condense: bool = True,
 ) -> list[FunctionTool]:
     """Our tools in this box, for `Agent(tools=…)`. A box that is gone ends the run."""
-    toolbox = awaited_tools(box, only, condense)
+    toolbox = async_tools(box, only, condense)
 
     def function_tool(tool: Tool) -> FunctionTool:
         async def invoke(context: Any, arguments: str) -> Any:
@@ -71,7 +71,7 @@ def _shown(answer: Answer) -> Any:
 
 def shell_executor(box: Sandbox | AsyncSandbox) -> Callable[[ShellCommandRequest], Any]:
     """For `ShellTool(executor=…)`: the commands run in the box's kept shell, one after another."""
-    shell = awaited(box).shell
+    shell = async_box(box).shell
 
     async def run(request: ShellCommandRequest) -> ShellResult:
         action = request.data.action
@@ -103,7 +103,7 @@ class HutchEditor:
     """
 
     def __init__(self, box: Sandbox | AsyncSandbox) -> None:
-        self._box = awaited(box)
+        self._box = async_box(box)
 
     async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
         async def work() -> str:

@@ -39,7 +39,7 @@ from hutch.tools.boxes import Once
 from hutch.types import Entry
 
 from . import checked, collected, needs
-from .either import awaited
+from .boxes import async_box
 
 with needs("pydantic-ai"):
     from pydantic_ai import BinaryContent, RunContext
@@ -294,7 +294,7 @@ def hutch_toolset(
     `only`: names of tools.
     """
     tools = chosen(only)
-    given = None if box is None else awaited(box)
+    given = None if box is None else async_box(box)
     toolboxes: WeakKeyDictionary[AsyncSandbox, AsyncToolbox] = WeakKeyDictionary()
 
     async def call(ctx: RunContext[Any], name: str, arguments: dict[str, Any]) -> Any:

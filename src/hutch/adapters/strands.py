@@ -18,7 +18,7 @@ from hutch.tools import Answer, Tool, chosen
 from hutch.types import CellResult, Chunk, Execution, Result
 
 from . import needs
-from .either import Boxes
+from .boxes import Boxes
 
 with needs("strands"):
     from strands.sandbox import Sandbox as StrandsSandbox
@@ -45,7 +45,7 @@ class HutchSandbox(StrandsSandbox):
 
     async def box(self) -> AsyncSandbox:
         """The box, for async code; it is created if needed."""
-        return (await self._boxes.aget()).awaited.context.box
+        return await self._boxes.box()
 
     def close(self) -> None:
         """End the box if it was created here. The next call creates another one."""
@@ -166,8 +166,7 @@ class HutchSandbox(StrandsSandbox):
 
     def _tool(self, tool: Tool) -> AgentTool:
         async def call(use: ToolUse, **_: Any) -> ToolResult:
-            toolbox = (await self._boxes.aget()).awaited
-            answer = await toolbox.call(tool.name, use["input"])
+            answer = await (await self._boxes.aget()).acall(tool.name, use["input"])
             return ToolResult(
                 toolUseId=use["toolUseId"],
                 status="error" if answer.failed else "success",
