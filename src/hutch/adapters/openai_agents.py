@@ -1,5 +1,7 @@
-"""OpenAI Agents SDK: a sandbox for SandboxAgent, an executor for ShellTool, an editor for
-ApplyPatchTool, and our own tools as function tools.
+"""OpenAI Agents SDK: a sandbox for SandboxAgent.
+
+For agents without a sandbox: an executor for ShellTool, an editor for ApplyPatchTool, and our tools
+as function tools.
 
 A sandbox session of the SDK is a box. A snapshot is a tar of its workspace, so a session can be
 resumed in another box; if its box still exists, that one is used.
@@ -8,12 +10,13 @@ resumed in another box; if its box still exists, that one is used.
 from __future__ import annotations
 
 import asyncio
+import base64
 import codecs
 import io
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -22,13 +25,27 @@ from uuid import uuid4
 import hutch
 from hutch import operations as op
 from hutch.client._async import AsyncHandle, AsyncSandbox
+from hutch.client._sync import Sandbox
 from hutch.errors import BoxLost, Conflict, HutchError, InvalidRequest, NotFound, NotPermitted
+from hutch.tools import Answer, AsyncToolbox, Tool, Toolbox
 from hutch.types import Mount, Result
 
 from . import collected, needs, order_of
-from .openai_tools import HutchEditor, hutch_tools, shell_executor
+from .boxes import async_box, async_tools
 
 with needs("openai-agents"):
+    from agents import (
+        ApplyPatchOperation,
+        ApplyPatchResult,
+        FunctionTool,
+        ShellCallOutcome,
+        ShellCommandOutput,
+        ShellCommandRequest,
+        ShellResult,
+        ToolOutputImage,
+        ToolOutputText,
+        apply_diff,
+    )
     from agents.sandbox.errors import (
         ExecTimeoutError,
         ExecTransportError,
@@ -548,3 +565,117 @@ def _unwritten(path: Path, exc: HutchError) -> WorkspaceArchiveWriteError:
     return WorkspaceArchiveWriteError(
         path=path, message=str(exc), context={"reason": exc.code}, cause=exc, retryable=False
     )
+
+
+# --- for agents without a sandbox --------------------------------------------------------
+
+
+def hutch_tools(
+    box: Sandbox | AsyncSandbox | Toolbox | AsyncToolbox,
+    *,
+    only: Iterable[str] | None = None,
+    condense: bool = True,
+) -> list[FunctionTool]:
+    """Our tools in this box, for `Agent(tools=…)`. A box that is gone ends the run."""
+    toolbox = async_tools(box, only, condense)
+
+    def function_tool(tool: Tool) -> FunctionTool:
+        async def invoke(context: Any, arguments: str) -> Any:
+            return _content(await toolbox.call(tool.name, arguments))
+
+        return FunctionTool(
+            name=tool.name,
+            description=tool.description,
+            params_json_schema=tool.parameters,
+            on_invoke_tool=invoke,
+            strict_json_schema=False,
+        )
+
+    return [function_tool(tool) for tool in toolbox.tools.values()]
+
+
+def _content(answer: Answer) -> Any:
+    if not answer.pictures:
+        return answer.text
+    images = [
+        ToolOutputImage(image_url=f"data:{it.mime};base64,{base64.b64encode(it.data).decode()}")
+        for it in answer.pictures
+    ]
+    return [ToolOutputText(text=answer.text), *images] if answer.text else images
+
+
+def shell_executor(box: Sandbox | AsyncSandbox) -> Callable[[ShellCommandRequest], Any]:
+    """For `ShellTool(executor=…)`: the commands run in the box's kept shell, one after another."""
+    shell = async_box(box).shell
+
+    async def run(request: ShellCommandRequest) -> ShellResult:
+        action = request.data.action
+        timeout = None if action.timeout_ms is None else action.timeout_ms / 1000
+        outputs = []
+        for command in action.commands:
+            result = await shell.run(command, timeout=timeout)
+            how: Literal["exit", "timeout"] = "timeout" if result.timed_out else "exit"
+            code = None if result.timed_out else result.exit_code
+            outputs.append(
+                ShellCommandOutput(
+                    stdout=result.stdout,
+                    stderr=result.stderr,
+                    outcome=ShellCallOutcome(type=how, exit_code=code),
+                    command=command,
+                )
+            )
+            if result.timed_out:
+                break
+        return ShellResult(output=outputs, max_output_length=action.max_output_length)
+
+    return run
+
+
+class HutchEditor:
+    """For `ApplyPatchTool(editor=…)`: changes files of the box.
+
+    Failures are results with a reason; only BoxLost is raised.
+    """
+
+    def __init__(self, box: Sandbox | AsyncSandbox) -> None:
+        self._box = async_box(box)
+
+    async def create_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
+        async def work() -> str:
+            if await self._box.files.exists(operation.path):
+                raise Conflict(f"{operation.path} is there already: update it instead")
+            text = apply_diff("", operation.diff or "", mode="create")
+            await self._box.files.write(operation.path, text)
+            return f"Created {operation.path}"
+
+        return await self._tried(work)
+
+    async def update_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
+        async def work() -> str:
+            before = (await self._box.files.read(operation.path, "bytes")).decode()
+            after = apply_diff(before, operation.diff or "")
+            await self._box.files.write(operation.path, after)
+            if operation.move_to and operation.move_to != operation.path:
+                await self._box.files.move(operation.path, operation.move_to)
+                return f"Updated {operation.path}, which is {operation.move_to} now"
+            return f"Updated {operation.path}"
+
+        return await self._tried(work)
+
+    async def delete_file(self, operation: ApplyPatchOperation) -> ApplyPatchResult:
+        async def work() -> str:
+            await self._box.files.remove(operation.path)
+            return f"Deleted {operation.path}"
+
+        return await self._tried(work)
+
+    async def _tried(self, work: Callable[[], Any]) -> ApplyPatchResult:
+        try:
+            return ApplyPatchResult(status="completed", output=await work())
+        except BoxLost:
+            raise
+        except UnicodeDecodeError:
+            why = "the file is not text in UTF-8: change it with a command"
+            return ApplyPatchResult(status="failed", output=why)
+        except (HutchError, ValueError) as exc:
+            return ApplyPatchResult(status="failed", output=str(exc))
