@@ -130,7 +130,7 @@ async def test_code_of_a_model_runs_in_a_box_of_its_session() -> None:
     second = ["```python\nprint('x' in globals())\n```", "ok"]
     agent = LlmAgent(name="a", model=Scripted(steps=second), code_executor=executor)
     assert "False" in await said_by(agent, "begin", session="two")
-    boxes = [made.result().box for made in executor._boxes._pairs.values()]
+    boxes = [made.result().box for made in executor._boxes._toolboxes.values()]
     assert len(boxes) == 2
     executor.close()
     for box in boxes:
