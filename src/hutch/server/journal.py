@@ -106,6 +106,20 @@ class Journal:
             follower.set()
         return entry
 
+    def note(self, o: Operation[object], answer: object) -> None:
+        """Add an entry for an operation, if it changed something."""
+        match o, answer:
+            case RunCode(), Execution():
+                self.add("cell", **cell_entry(o, answer))
+            case RunShell() | RunProgram(), Result():
+                self.add("command", **command_entry(o, answer))
+            case StartProgram(), Process():
+                self.add("program", **program_entry(o, answer))
+            case _ if type(o) in FILE_ACTIONS:
+                self.add("file", **file_entry(o, answer))
+        if isinstance(answer, Result | Execution) and answer.oom:
+            self.add("limit", why="a process was killed for lack of memory")
+
     def read(self, after: int = 0, limit: int = 1000) -> list[JournalEntry]:
         """Entries after number `after`, oldest first. To be called in a thread."""
         reader = _Reader(self.path)

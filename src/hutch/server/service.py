@@ -55,7 +55,6 @@ from hutch.types import (
     Grade,
     Hibernation,
     Port,
-    Process,
     Report,
     Result,
     State,
@@ -65,15 +64,7 @@ from hutch.types import (
 from .adoption import AdoptionReport, adopt_all
 from .audit import Audit
 from .cached import CachedValue
-from .journal import (
-    FILE_ACTIONS,
-    Journal,
-    broken_off_entry,
-    cell_entry,
-    command_entry,
-    file_entry,
-    program_entry,
-)
+from .journal import Journal, broken_off_entry
 from .keys import LOCAL, OPEN, OPERATOR, Caller, KeyExpired, Keys
 from .log import ServerLog
 from .quotas import Quotas
@@ -303,7 +294,7 @@ class Service:
             return await self._files.perform(caller.owner, workspace, operation, handler)
         life = await self._find(id, caller)
         answer = await life.perform(operation, SESSION_HANDLERS.find(operation))
-        _note(self._sessions.journal(id), operation, answer)
+        self._sessions.journal(id).note(operation, answer)
         return answer
 
     async def _stream(
@@ -344,7 +335,7 @@ class Service:
             async for item in stream:
                 if isinstance(item, (Result, Execution)):
                     is_noted = True
-                    _note(journal, operation, item)
+                    journal.note(operation, item)
                 yield item
         finally:
             await stream.aclose()
@@ -709,21 +700,6 @@ def _statuses(text: str | None) -> tuple[State, ...] | None:
         known = ", ".join(("live", "all", *STATES))
         raise InvalidRequest(f"no status {unknown[0]!r}: there are {known}")
     return tuple(state for state in STATES if state in words)
-
-
-def _note(journal: Journal, operation: Operation[object], answer: object) -> None:
-    """Add an entry for an operation that changed something."""
-    match operation, answer:
-        case op.RunCode(), Execution():
-            journal.add("cell", **cell_entry(operation, answer))
-        case op.RunShell() | op.RunProgram(), Result():
-            journal.add("command", **command_entry(operation, answer))
-        case op.StartProgram(), Process():
-            journal.add("program", **program_entry(operation, answer))
-        case _ if type(operation) in FILE_ACTIONS:
-            journal.add("file", **file_entry(operation, answer))
-    if isinstance(answer, Result | Execution) and answer.oom:
-        journal.add("limit", why="a process was killed for lack of memory")
 
 
 async def _tar(session: Session, o: Operation[object]) -> AsyncGenerator[bytes, None]:
