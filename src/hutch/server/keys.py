@@ -85,6 +85,19 @@ class Caller:
             article = "an" if needs == "admin" else "a"
             raise NotPermitted(f'needs {article} {needs} key; this key has scope "{self.scope}"')
 
+    @property
+    def seen_owner(self) -> str | None:
+        """Whose sessions this caller sees; None: those of all owners."""
+        return None if self.scope == "admin" else self.owner
+
+    def check_owner(self, owner: str | None, what: str) -> None:
+        """Raises NotPermitted if it is another owner's, and this caller is no admin.
+
+        `what`: such as "sessions need".
+        """
+        if owner not in (None, self.owner) and not self.may("admin"):
+            raise NotPermitted(f"another owner's {what} an admin key")
+
     def reaches(self, session: BoxInfo) -> bool:
         """Whether the key's limits include this session."""
         return self.may_see(session.image, session.workspace_id)

@@ -21,7 +21,6 @@ from hutch import errors, serving
 from hutch import operations as op
 from hutch.backends.base import Backend, ByteStream
 from hutch.engine.box_request import ImageSource
-from hutch.engine.check import labels_of
 from hutch.engine.engine import SESSION_HANDLERS
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.session import Session
@@ -46,7 +45,6 @@ from hutch.serving import (
     ServerInfo,
     Ticket,
     Usage,
-    Workspace,
 )
 from hutch.types import (
     STATES,
@@ -75,7 +73,7 @@ from .sessions import Sessions
 from .store import LIVE, Store
 from .tickets import PreviewedPort, Previews, Tickets
 from .watching import WATCH_HANDLERS, SettingsEditor, Watching
-from .workspace_files import WorkspaceFiles
+from .workspace_files import WORKSPACE_HANDLERS, WorkspaceFiles
 from .workspaces import Workspaces
 
 T = TypeVar("T")
@@ -85,8 +83,6 @@ TICK = 5  # seconds between two rounds of housekeeping
 REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
 FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
-
-
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
 
 
@@ -288,6 +284,8 @@ class Service:
             return await _HANDLERS.find(operation)(self, operation, caller)
         if operation in WATCH_HANDLERS:
             return await WATCH_HANDLERS.find(operation)(self.watching, operation, caller)
+        if operation in WORKSPACE_HANDLERS:
+            return await WORKSPACE_HANDLERS.find(operation)(self._files, operation, caller)
         id = _session_of(operation)
         if (workspace := self._workspace_of(id, caller)) is not None:
             handler = SESSION_HANDLERS.find(operation)
@@ -304,6 +302,8 @@ class Service:
             return await _HANDLERS.find_stream(operation)(self, operation, caller)
         if operation in WATCH_HANDLERS:
             return await WATCH_HANDLERS.find_stream(operation)(self.watching, operation, caller)
+        if operation in WORKSPACE_HANDLERS:
+            return await WORKSPACE_HANDLERS.find_stream(operation)(self._files, operation, caller)
         id, handler = _session_of(operation), SESSION_HANDLERS.find_stream(operation)
         if (workspace := self._workspace_of(id, caller)) is not None:
             life = await self._files.of(caller.owner, workspace, operation)
@@ -325,7 +325,7 @@ class Service:
     async def _find(self, id: str, caller: Caller) -> Lifecycle:
         """A session that has not ended. Raises NotYours if the key may not see it."""
         await self.watching.info_of(id, caller)
-        return await self._sessions.find(id, _owner(caller))
+        return await self._sessions.find(id, caller.seen_owner)
 
     async def _noted(
         self, stream: AsyncGenerator[ItemT, None], operation: Operation[object], journal: Journal
@@ -400,7 +400,7 @@ class Service:
 
     async def _close(self, o: op.CloseSession, caller: Caller) -> None:
         await self.watching.info_of(o.session, caller)
-        await self._sessions.close(o.session, _owner(caller))
+        await self._sessions.close(o.session, caller.seen_owner)
 
     async def _get(self, o: op.GetSession, caller: Caller) -> BoxInfo:
         return await self.watching.info_of(o.session, caller)
@@ -413,7 +413,7 @@ class Service:
     async def _list(self, o: op.ListSessions, caller: Caller) -> list[BoxInfo]:
         if not 1 <= o.limit <= MAX_LIST:
             raise InvalidRequest(f"limit is from 1 to {MAX_LIST}, not {o.limit}")
-        owner = _owner(caller)
+        owner = caller.seen_owner
         if o.before is not None:
             await self.watching.info_of(o.before, caller)
         records = await self._store.list(
@@ -441,41 +441,6 @@ class Service:
     async def _ports(self, o: serving.ListPorts, caller: Caller) -> list[Port]:
         life = await self._find(o.session, caller)
         return await life.use(Session.list_ports)
-
-    # --- workspaces -----------------------------------------------------------------------
-
-    async def _workspaces_of(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
-        workspaces = await self._workspaces.list(_owner_of(o.owner, caller))
-        return [w for w in workspaces if not caller.workspaces or w.id in caller.workspaces]
-
-    async def _make_workspace(self, o: serving.MakeWorkspace, caller: Caller) -> Workspace:
-        caller.check_workspace(o.id)
-        most = self.rules.workspace_quota
-        if o.quota and most and o.quota > most and not caller.may("admin"):
-            raise NotPermitted(f"a quota of more than {most} bytes needs an admin key")
-        return await self._workspaces.make(caller.owner, o.id, labels_of(o.labels), o.quota)
-
-    async def _workspace(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
-        caller.check_workspace(o.workspace)
-        return await self._workspaces.get(_owner_of(o.owner, caller), o.workspace)
-
-    async def _set_workspace_quota(self, o: serving.SetWorkspaceQuota, caller: Caller) -> Workspace:
-        return await self._workspaces.set_quota(o.owner or caller.owner, o.workspace, o.quota)
-
-    async def _remove_workspace(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
-        caller.check_workspace(o.workspace)
-        await self._files.remove(_owner_of(o.owner, caller), o.workspace)
-
-    async def _export(
-        self, o: serving.ExportWorkspace, caller: Caller
-    ) -> AsyncGenerator[bytes, None]:
-        caller.check_workspace(o.workspace)
-        life = await self._files.of(_owner_of(o.owner, caller), o.workspace, o)
-        return await life.stream(o, _tar)
-
-    async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> int:
-        caller.check_workspace(o.workspace)
-        return await self._files.perform(caller.owner, o.workspace, o, _untar)
 
     # --- keys, quotas, pool, images -------------------------------------------------------
 
@@ -527,8 +492,7 @@ class Service:
         await self._keys.revoke(o.key)
 
     async def _quota(self, o: serving.GetQuota, caller: Caller) -> Usage:
-        if caller.scope != "admin" and o.owner != caller.owner:
-            raise NotPermitted("another owner's quota needs an admin key")
+        caller.check_owner(o.owner, "quota needs")
         disk = await self._workspaces.disk_used(o.owner)
         return replace(self._sessions.usage(o.owner), disk=disk)
 
@@ -668,11 +632,6 @@ class Service:
         return stay
 
 
-def _owner(caller: Caller) -> str | None:
-    """Whose sessions a caller sees; None: those of all owners."""
-    return None if caller.scope == "admin" else caller.owner
-
-
 def _check_packages(packages: Iterable[str]) -> None:
     """Raises InvalidRequest for URLs and paths: callers may not make the server open those."""
     for package in packages:
@@ -681,13 +640,6 @@ def _check_packages(packages: Iterable[str]) -> None:
                 f"{package!r:.100}: a server takes packages by name and version; with a wheel, or "
                 "an address, build an image on its own machine: `hutch image build`"
             )
-
-
-def _owner_of(owner: str | None, caller: Caller) -> str:
-    """The owner whose workspaces are meant. Raises NotPermitted if that needs an admin key."""
-    if owner not in (None, caller.owner) and not caller.may("admin"):
-        raise NotPermitted("another owner's workspaces need an admin key")
-    return owner or caller.owner
 
 
 def _statuses(text: str | None) -> tuple[State, ...] | None:
@@ -700,15 +652,6 @@ def _statuses(text: str | None) -> tuple[State, ...] | None:
         known = ", ".join(("live", "all", *STATES))
         raise InvalidRequest(f"no status {unknown[0]!r}: there are {known}")
     return tuple(state for state in STATES if state in words)
-
-
-async def _tar(session: Session, o: Operation[object]) -> AsyncGenerator[bytes, None]:
-    return session.tar()
-
-
-async def _untar(session: Session, o: Operation[int]) -> int:
-    assert isinstance(o, serving.ImportWorkspace)
-    return await session.untar(o.data)
 
 
 def _session_of(operation: Operation[object]) -> str:
@@ -728,13 +671,6 @@ _HANDLERS = Handlers(
     op.GetReport.by(Service, Service._get_report),
     serving.GetInfo.by(Service, Service._info),
     serving.ListPorts.by(Service, Service._ports),
-    serving.ListWorkspaces.by(Service, Service._workspaces_of),
-    serving.MakeWorkspace.by(Service, Service._make_workspace),
-    serving.GetWorkspace.by(Service, Service._workspace),
-    serving.RemoveWorkspace.by(Service, Service._remove_workspace),
-    serving.SetWorkspaceQuota.by(Service, Service._set_workspace_quota),
-    serving.ExportWorkspace.streamed_by(Service, Service._export),
-    serving.ImportWorkspace.by(Service, Service._import),
     serving.WhoAmI.by(Service, Service._who_am_i),
     serving.MakeTicket.by(Service, Service._make_ticket),
     serving.RedeemTicket.by(Service, Service._redeem_ticket),
@@ -753,6 +689,5 @@ _HANDLERS = Handlers(
     serving.RemoveImage.by(Service, Service._remove_image),
     serving.PreviewPort.by(Service, Service._preview_port),
 )
-assert {*_HANDLERS, *WATCH_HANDLERS, *SESSION_HANDLERS} == {*op.TABLE.values()}, (
-    "an operation without a handler"
-)
+_ALL = {*_HANDLERS, *WATCH_HANDLERS, *WORKSPACE_HANDLERS, *SESSION_HANDLERS}
+assert {*op.TABLE.values()} == _ALL, "an operation without a handler"

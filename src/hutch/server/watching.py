@@ -82,7 +82,7 @@ class Watching:
         ids = list(dict.fromkeys(o.sessions.split(",")))
         if len(ids) > MAX_STATS:
             raise InvalidRequest(f"sessions can be at most {MAX_STATS} ids, not {len(ids)}")
-        owner = _owner(caller)
+        owner = caller.seen_owner
         lives = [
             life
             for id in ids
@@ -161,7 +161,7 @@ class Watching:
     async def info_of(self, id: str, caller: Caller) -> BoxInfo:
         """The record of a session, also if it has ended. Raises NotYours likewise."""
         info = await self._sessions.info(id, None)
-        owner = _owner(caller)
+        owner = caller.seen_owner
         if owner not in (None, info.owner) or not caller.reaches(info):
             raise NotYours(f"there is no session {id}")
         return info
@@ -244,15 +244,10 @@ async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         yield piece
 
 
-def _owner(caller: Caller) -> str | None:
-    return None if caller.scope == "admin" else caller.owner
-
-
 def _seen_owner(owner: str | None, caller: Caller) -> str | None:
     """Whose sessions are meant; None: those of all owners. Raises NotPermitted."""
-    if owner not in (None, caller.owner) and not caller.may("admin"):
-        raise NotPermitted("another owner's sessions need an admin key")
-    return owner or _owner(caller)
+    caller.check_owner(owner, "sessions need")
+    return owner or caller.seen_owner
 
 
 WATCH_HANDLERS = Handlers(

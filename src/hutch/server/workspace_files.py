@@ -1,8 +1,8 @@
-"""File operations on a workspace without a session: a small box has the workspace mounted.
+"""Operations on workspaces, and on their files without a session.
 
-The content of a workspace was written by boxes and is not trusted, so it is only accessed from
-inside a box, where the kernel enforces every path. The box runs no user code, and ends when it was
-not used for a minute.
+The content of a workspace was written by boxes and is not trusted, so its files are only accessed
+from inside a box, where the kernel enforces every path: a small box has the workspace mounted. It
+runs no user code, and ends when it was not used for a minute.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from hutch import operations as op
 from hutch import serving
 from hutch.backends.base import Backend, Box
 from hutch.engine.box_request import make_box_request, start
+from hutch.engine.check import labels_of
 from hutch.engine.engine import info_of
 from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.link import pieces_of
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import Numbers, Session
 from hutch.engine.starts import Starts
-from hutch.errors import QuotaReached
-from hutch.operations import Operation
+from hutch.errors import NotPermitted, QuotaReached
+from hutch.operations import Handlers, Operation
+from hutch.serving import Workspace
 from hutch.types import BoxInfo, Limits, MiB, State
 
+from .keys import Caller
 from .workspaces import Workspaces
 
 T = TypeVar("T")
@@ -195,6 +198,41 @@ class WorkspaceFiles:
         if life := self._open.pop(id, None):
             await life.close()
 
+    # --- operations on a workspace as a whole -----------------------------------------------
+
+    async def _list(self, o: serving.ListWorkspaces, caller: Caller) -> list[Workspace]:
+        workspaces = await self._workspaces.list(_owner_of(o, caller))
+        return [w for w in workspaces if not caller.workspaces or w.id in caller.workspaces]
+
+    async def _make(self, o: serving.MakeWorkspace, caller: Caller) -> Workspace:
+        caller.check_workspace(o.id)
+        most = self._workspaces.default_quota
+        if o.quota and most and o.quota > most and not caller.may("admin"):
+            raise NotPermitted(f"a quota of more than {most} bytes needs an admin key")
+        return await self._workspaces.make(caller.owner, o.id, labels_of(o.labels), o.quota)
+
+    async def _get(self, o: serving.GetWorkspace, caller: Caller) -> Workspace:
+        caller.check_workspace(o.workspace)
+        return await self._workspaces.get(_owner_of(o, caller), o.workspace)
+
+    async def _set_quota(self, o: serving.SetWorkspaceQuota, caller: Caller) -> Workspace:
+        return await self._workspaces.set_quota(o.owner or caller.owner, o.workspace, o.quota)
+
+    async def _remove(self, o: serving.RemoveWorkspace, caller: Caller) -> None:
+        caller.check_workspace(o.workspace)
+        await self.remove(_owner_of(o, caller), o.workspace)
+
+    async def _export(
+        self, o: serving.ExportWorkspace, caller: Caller
+    ) -> AsyncGenerator[bytes, None]:
+        caller.check_workspace(o.workspace)
+        life = await self.of(_owner_of(o, caller), o.workspace, o)
+        return await life.stream(o, _tar)
+
+    async def _import(self, o: serving.ImportWorkspace, caller: Caller) -> int:
+        caller.check_workspace(o.workspace)
+        return await self.perform(caller.owner, o.workspace, o, _untar)
+
     async def remove(self, owner: str, name: str) -> None:
         """Remove a workspace. Raises as `Workspaces.remove`. No box starts before it is gone."""
         id = f"{owner}/{name}"
@@ -210,3 +248,35 @@ class WorkspaceFiles:
 
 async def _never(info: BoxInfo) -> Session:
     raise AssertionError(f"{info.id} has no sleep to wake from")
+
+
+def _owner_of(
+    o: serving.ListWorkspaces
+    | serving.GetWorkspace
+    | serving.RemoveWorkspace
+    | serving.ExportWorkspace,
+    caller: Caller,
+) -> str:
+    """The owner whose workspaces are meant. Raises NotPermitted if that needs an admin key."""
+    caller.check_owner(o.owner, "workspaces need")
+    return o.owner or caller.owner
+
+
+async def _tar(session: Session, o: Operation[object]) -> AsyncGenerator[bytes, None]:
+    return session.tar()
+
+
+async def _untar(session: Session, o: Operation[int]) -> int:
+    assert isinstance(o, serving.ImportWorkspace)
+    return await session.untar(o.data)
+
+
+WORKSPACE_HANDLERS = Handlers(
+    serving.ListWorkspaces.by(WorkspaceFiles, WorkspaceFiles._list),
+    serving.MakeWorkspace.by(WorkspaceFiles, WorkspaceFiles._make),
+    serving.GetWorkspace.by(WorkspaceFiles, WorkspaceFiles._get),
+    serving.RemoveWorkspace.by(WorkspaceFiles, WorkspaceFiles._remove),
+    serving.SetWorkspaceQuota.by(WorkspaceFiles, WorkspaceFiles._set_quota),
+    serving.ExportWorkspace.streamed_by(WorkspaceFiles, WorkspaceFiles._export),
+    serving.ImportWorkspace.by(WorkspaceFiles, WorkspaceFiles._import),
+)

@@ -100,7 +100,7 @@ class Workspaces:
         kernel: bool = False,
     ) -> None:
         self._root, self._store, self._kernel = root, store, kernel
-        self._default_quota, self._disk_quota = default_quota, disk_quota
+        self.default_quota, self._disk_quota = default_quota, disk_quota
         self._uses: dict[WorkspaceName, dict[str, bool]] = {}  # session: exclusive
         # When each was last used without a session, on the monotonic clock.
         self._passed: dict[WorkspaceName, float] = {}
@@ -172,7 +172,7 @@ class Workspaces:
             raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
         async with self._mounting:  # it becomes no volume meanwhile
             size = self._volume(name).size
-            wanted = quota or self._default_quota
+            wanted = quota or self.default_quota
             if size is not None and (wanted is None or wanted > size):
                 raise Conflict(
                     f"workspace {id} is a file system of {_shown(size)}, which cannot grow: "
@@ -300,7 +300,7 @@ class Workspaces:
         name = _checked(owner, id)
         row = await self._row(name)
         found = []
-        quota, whole = row.quota or self._default_quota, self._disk_quota(owner)
+        quota, whole = row.quota or self.default_quota, self._disk_quota(owner)
         # A full volume can be used: the kernel refuses writes to it with ENOSPC.
         if quota is not None and not self._is_enforced(row):
             used = await self._size(name)
@@ -339,7 +339,7 @@ class Workspaces:
         over = []
         for name in list(self._uses):
             row = await self._store.get_workspace(*name)
-            quota = (row.quota if row else None) or self._default_quota
+            quota = (row.quota if row else None) or self.default_quota
             whole = self._disk_quota(name.owner)
             sessions = self.in_use(*name)
             is_measured = quota is not None and not (row and self._is_enforced(row))
@@ -395,7 +395,7 @@ class Workspaces:
         return replace(
             row,
             size=volume.used() if volume.exists() else self._sizes.known(self._folder(name)),
-            quota=row.quota or self._default_quota,
+            quota=row.quota or self.default_quota,
             sessions=self.in_use(row.owner, row.id),
         )
 
@@ -445,7 +445,7 @@ class Workspaces:
 
     def _limit(self, row: Workspace) -> int | None:
         """The most that this workspace can have, by its own quota and by its owner's."""
-        limits = (row.quota or self._default_quota, self._disk_quota(row.owner))
+        limits = (row.quota or self.default_quota, self._disk_quota(row.owner))
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _is_enforced(self, row: Workspace) -> bool:
