@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.backends.docker.address import EngineAddress, find
+from hutch.backends.docker.config import EngineAddress, find
 from hutch.errors import BackendUnavailable
 
 DOCKER, PODMAN = "/var/run/docker.sock", "/run/podman/podman.sock"

@@ -29,8 +29,8 @@ from docker_of_tests import BUSYBOX, DEBIAN, RUNTIME, Client, own_engine
 from hutch import factory, wire
 from hutch.backends.base import Spec
 from hutch.backends.docker import DockerBackend, bundled, orphans, owner_scope
-from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
+from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import HELPER, DockerEngine
 from hutch.backends.docker.resolve import Resolver
 from hutch.backends.docker.users import OWN

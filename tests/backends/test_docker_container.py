@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hutch.backends.base import Spec
-from hutch.backends.docker.address import EngineAddress
+from hutch.backends.docker.config import EngineAddress
 from hutch.backends.docker.container import ContainerImage, Surroundings, body, degraded, way_of
 from hutch.backends.docker.doctor import unreachable
 from hutch.backends.docker.engine import Facts, facts_of, in_our_words, translate

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hutch.backends.docker.credentials import Login, host_of, login_at, whole
+from hutch.backends.docker.config import Login, host_of, login_at, whole
 
 PASSWORD = base64.b64encode(b"ann:a:b").decode()
 

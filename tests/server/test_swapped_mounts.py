@@ -21,8 +21,8 @@ from hutch import HutchError, InvalidRequest, Mount, Sandbox, factory
 from hutch.backends import linux
 from hutch.backends.base import Spec
 from hutch.backends.docker import DockerBackend, mounts, orphans
-from hutch.backends.docker.address import find
 from hutch.backends.docker.box import DockerBox
+from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import DockerEngine
 from hutch.backends.linux.mounts import open_source
 

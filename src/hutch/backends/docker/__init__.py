@@ -19,9 +19,9 @@ from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, Star
 from hutch.types import Report
 
 from . import bundled, doctor, orphans, owner_scope
-from .address import find
 from .box import ContainerRecord, DockerBox, GuestConnector
 from .bundled import RuntimeBundle
+from .config import find
 from .container import BUNDLE, ContainerImage
 from .engine import DockerEngine
 from .launch import ReachedEngine, Started, launch
@@ -51,7 +51,7 @@ class DockerBackend(Backend):
         """`bundle` makes what the guest runs from. The engine is not contacted before first use.
 
         `lasting`: a folder of ours, through which the next process finds our boxes. `docker_host`:
-        the address of the engine; by default, we search for one (see address.py).
+        the address of the engine; by default, we search for one (see config.py).
         """
         self.lasts = lasting is not None
         self._bundle, self._lasting, self._docker_host = bundle, lasting, docker_host

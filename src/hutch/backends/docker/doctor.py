@@ -17,8 +17,8 @@ from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
 
 from . import bundled, orphans, own, owner_scope
-from .address import START_ONE
 from .bundled import RuntimeBundle
+from .config import START_ONE
 from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
 from .engine import DockerEngine, Facts
 from .launch import ReachedEngine

@@ -32,8 +32,7 @@ from hutch.errors import (
 )
 from hutch.types import Grade
 
-from .address import EngineAddress
-from .credentials import host_of, login_at, whole
+from .config import EngineAddress, host_of, login_at, whole
 
 PATIENCE = 60  # seconds for an answer that takes milliseconds, from a machine that may be busy
 UNREACHED = 900  # aiodocker's own status if there was no answer at all

@@ -21,7 +21,7 @@ from aiodocker.jsonstream import json_stream_stream
 
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
 
-from .address import find
+from .config import find
 from .engine import PATIENCE, DockerEngine, in_our_words, translate
 from .resolve import ID, repository_of
 

@@ -19,7 +19,7 @@ from typing import Any
 from hutch.errors import HutchError
 
 from . import owner_scope
-from .address import find
+from .config import find
 from .engine import HELPER, DockerEngine
 from .owner_scope import OwnerScope
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hutch.docker_logins import DEFAULT_HOST
 
-from .credentials import whole
+from .config import whole
 
 NAMES = ("base", "small", "python", "data", "node")
 PREFIX = "hutch/"

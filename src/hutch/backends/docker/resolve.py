@@ -14,8 +14,8 @@ from typing import Any
 from hutch.errors import BackendUnavailable, InvalidRequest, NotFound, StartFailed
 
 from . import own
+from .config import whole
 from .container import ContainerImage
-from .credentials import whole
 from .engine import ARCHITECTURES, DockerEngine, Facts
 
 FRESH = 1.0  # seconds for which a resolved name is cached

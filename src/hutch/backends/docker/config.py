@@ -1,4 +1,6 @@
-"""Finds the engine as Docker's own clients do, and then as Podman's do. In this order:
+"""What Docker's own clients are configured with: the engine's address, and registry logins.
+
+The engine is looked for as Docker's clients do, and then as Podman's do. In this order:
 
     explicit address > DOCKER_HOST > DOCKER_CONTEXT > the current context of config.json
     > sockets of Docker (system, rootless, Desktop) > CONTAINER_HOST > sockets of Podman
@@ -8,6 +10,7 @@ Nothing is contacted here.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -18,6 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hutch.docker_logins import (
+    DEFAULT_HOST,
+    LEGACY_HOST,
+    canonical_host,
+    entries_of,
+    leaves_to_helper,
+)
 from hutch.errors import BackendUnavailable
 
 TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
@@ -26,6 +36,7 @@ START_ONE = (
     "start Docker (systemctl start docker) or Podman (systemctl --user start podman.socket), "
     "or say where one is with DOCKER_HOST"
 )
+OFFICIAL = "library"  # the namespace of images with a single name, such as python
 
 
 @dataclass(frozen=True)
@@ -200,3 +211,67 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")
     return found
+
+
+# --- logins ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Login:
+    """Credentials as `docker login` stored them, for an engine that pulls for us."""
+
+    auth: dict[str, str] | None = None  # in the format of the engine
+    hint: str = ""  # why there are no credentials, if known
+
+
+def host_of(reference: str) -> str:
+    """The registry host in a reference."""
+    first, has_more, _ = reference.partition("/")
+    is_host = has_more and ("." in first or ":" in first or first == "localhost")
+    return first if is_host else DEFAULT_HOST
+
+
+def whole(reference: str) -> str:
+    """The full reference of the same image, with its registry."""
+    host = host_of(reference)
+    path = reference.removeprefix(f"{host}/")
+    if host == LEGACY_HOST:
+        host = DEFAULT_HOST
+    if host == DEFAULT_HOST and "/" not in path:
+        path = f"{OFFICIAL}/{path}"
+    return f"{host}/{path}"
+
+
+def login_at(host: str, env: Mapping[str, str]) -> Login:
+    """The credentials for a registry. Errors become a hint, as most images need no login."""
+    path = config_folder(env) / "config.json"
+    try:
+        found = read_object(path)
+    except FileNotFoundError:
+        return Login()
+    except (OSError, ValueError, RecursionError) as exc:
+        return Login(hint=f"not logged in: cannot read {path}: {exc}")
+    host = canonical_host(host)
+    for entry in entries_of(found, host):
+        if auth := _auth(entry):
+            return Login({**auth, "serveraddress": host})
+    if leaves_to_helper(found, host):
+        return Login(
+            hint=f"{path} leaves passwords to a credential helper, a program which hutch does not "
+            f"run: `docker pull` does; or put the password for {host} into `auths`"
+        )
+    return Login()
+
+
+def _auth(entry: Mapping[str, object]) -> dict[str, str]:
+    """Empty if the entry has no usable credentials."""
+    if token := entry.get("identitytoken"):
+        return {"identitytoken": str(token)}
+    user, password = entry.get("username"), entry.get("password")
+    try:
+        plain = base64.b64decode(str(entry.get("auth") or ""), validate=True).decode()
+    except ValueError:
+        plain = ""
+    if ":" in plain:
+        user, _, password = plain.partition(":")
+    return {"username": str(user), "password": str(password)} if user and password else {}
