@@ -32,7 +32,7 @@ from hutch.backends.docker import DockerBackend, bundled, orphans, owner_scope
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import HELPER, DockerEngine
-from hutch.backends.docker.resolve import Resolver
+from hutch.backends.docker.images import Resolver
 from hutch.backends.docker.users import OWN
 from hutch.engine.link import Link
 from hutch.errors import (

@@ -16,10 +16,15 @@ from hutch.backends.docker.config import EngineAddress
 from hutch.backends.docker.container import ContainerImage, Surroundings, body, degraded, way_of
 from hutch.backends.docker.doctor import unreachable
 from hutch.backends.docker.engine import Facts, facts_of, in_our_words, translate
+from hutch.backends.docker.images import (
+    check_architecture,
+    digest_of,
+    image_of,
+    is_own,
+    repository_of,
+)
 from hutch.backends.docker.launch import no_runtime
 from hutch.backends.docker.mounts import FoundMount, find, give_away
-from hutch.backends.docker.own import is_own
-from hutch.backends.docker.resolve import check_architecture, digest_of, image_of, repository_of
 from hutch.backends.docker.users import BoxUser
 from hutch.errors import (
     BackendUnavailable,

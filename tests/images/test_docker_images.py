@@ -19,8 +19,7 @@ from benchmarks.docker_engine import Engine
 
 from docker_of_tests import ARCHITECTURE, BUSYBOX, DEBIAN, own_engine
 from hutch import BackendUnavailable, InvalidRequest, NotFound
-from hutch.backends.docker.images import ImageClient, opened
-from hutch.backends.docker.own import NAMES
+from hutch.backends.docker.images import NAMES, ImageClient, opened
 from hutch.recipes import chain, debian, fingerprint, pack, short
 from hutch.recipes.engine_images import EngineImages
 from hutch.recipes.making import make

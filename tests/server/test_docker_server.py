@@ -15,8 +15,7 @@ from daemon_of_tests import Daemon, wait_for
 from docker_of_tests import BUSYBOX, DEBIAN, Client
 from hutch import Sandbox
 from hutch.backends.docker import orphans
-from hutch.backends.docker.own import NAMES
-from hutch.backends.docker.resolve import FRESH
+from hutch.backends.docker.images import FRESH, NAMES
 
 PATIENCE = 60
 MOVING = "hutch-test/moving"

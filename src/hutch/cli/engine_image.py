@@ -7,8 +7,7 @@ import asyncio
 import json
 import signal
 
-from hutch.backends.docker.images import EngineImage, ImageClient, opened
-from hutch.backends.docker.own import PREFIX
+from hutch.backends.docker.images import PREFIX, EngineImage, ImageClient, opened
 from hutch.errors import InvalidRequest, NotFound
 from hutch.images.progress import Display
 from hutch.images.uv import Progress

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from hutch.backends.docker.own import NAMES, PREFIX
+from hutch.backends.docker.images import NAMES, PREFIX
 from hutch.errors import InvalidRequest
 
 FOLDER = Path(__file__).parent / "images"

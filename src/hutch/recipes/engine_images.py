@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from hutch.backends.docker.images import EngineImage, ImageClient, opened
-from hutch.backends.docker.own import NAMES, PREFIX
+from hutch.backends.docker.images import NAMES, PREFIX, EngineImage, ImageClient, opened
 from hutch.errors import InvalidRequest
 from hutch.serving import BuildImage, BuildProgress, ImageInfo, PullImage
 

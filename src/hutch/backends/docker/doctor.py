@@ -16,11 +16,12 @@ from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
 
-from . import bundled, orphans, own, owner_scope
+from . import bundled, orphans, owner_scope
 from .bundled import RuntimeBundle
 from .config import START_ONE
 from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
 from .engine import DockerEngine, Facts
+from .images import PREFIX, build_command
 from .launch import ReachedEngine
 
 LIMITS = Limits(memory=256 * MiB, pids=64)
@@ -101,7 +102,7 @@ async def _default_image(engine: DockerEngine, name: str) -> Layer:
         inspected = await engine.image(name)
     except NotFound:
         why = f"the engine has no {name}: every box has to name an image"
-        fix = own.build(name.removeprefix(own.PREFIX))
+        fix = build_command(name.removeprefix(PREFIX))
         return Layer("default image", Status.DEGRADED, why, fix, required=False)
     return Layer(
         "default image", Status.ACTIVE, f"{name}, {show_size(inspected['Size'])}", required=False

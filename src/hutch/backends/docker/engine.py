@@ -1,7 +1,7 @@
 """One engine: what it is, the calls that we make, and its errors as ours.
 
 Only this module and `images` talk to the engine. Callers check the names that become part of an
-API path: our ids, the engine's ids, and references (see resolve.py).
+API path: our ids, the engine's ids, and references (see images.py).
 """
 
 from __future__ import annotations

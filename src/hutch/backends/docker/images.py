@@ -1,7 +1,7 @@
-"""Images in an engine: builds, pulls, lists, removes, exports and imports them.
+"""Images in an engine: which one a name stands for, and how they are made, moved and removed.
 
-Contexts and archives are streamed, never held in memory. `tidy` removes what a build leaves beside
-its result: the images of its stages, and of the steps before one that failed.
+A name is checked against Docker's grammar before any use: nothing but a reference can become part
+of a path of the engine's API. Contexts and archives are streamed, never held in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,11 +20,12 @@ import aiodocker
 import aiohttp
 from aiodocker.jsonstream import json_stream_stream
 
-from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound
+from hutch.docker_logins import DEFAULT_HOST
+from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NotFound, StartFailed
 
-from .config import find
-from .engine import PATIENCE, DockerEngine, in_our_words, translate
-from .resolve import ID, repository_of
+from .config import find, whole
+from .container import ContainerImage
+from .engine import ARCHITECTURES, PATIENCE, DockerEngine, Facts, in_our_words, translate
 
 CHUNK = 256 * 1024
 FOREVER = aiohttp.ClientTimeout(total=None)
@@ -36,6 +38,21 @@ _STEP = re.compile(r"Step (\d+)/(\d+) : (\S+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # added by the engine to what a step writes to stderr
 _OWN = re.compile(r" ---> |Removing intermediate container ")  # of the engine, not of a step
 _MADE = re.compile(r" ---> ([0-9a-f]{12,64})\n?")
+
+# Our own images. They are built, never pulled: otherwise, the owner of that name at a public
+# registry would supply the default image.
+NAMES = ("base", "small", "python", "data", "node")
+PREFIX = "hutch/"
+
+FRESH = 1.0  # seconds for which a resolved name is cached
+
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?"
+REFERENCE = re.compile(
+    rf"(?P<repository>(?:{_HOST}/)?{_PART}(?:/{_PART})*)"
+    r"(?P<tag>:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -109,15 +126,13 @@ class ImageClient:
     async def pull(self, name: str, report: Report) -> None:
         """Pull an image, and report every tenth. Raises InvalidRequest if the name is invalid."""
         repository_of(name)
-        layers: dict[str, tuple[int, int]] = {}
-        told = -1
+        progress = PullProgress()
+        reported = -1
         async for message in self.engine.pull(name):
-            detail = message.get("progressDetail") or {}
-            if message.get("status") == "Downloading" and detail.get("total"):
-                layers[str(message.get("id"))] = int(detail.get("current") or 0), detail["total"]
-                done, total = (sum(column) for column in zip(*layers.values(), strict=True))
-                if (tenth := done * 10 // total) > told:
-                    told = tenth
+            if progress.add(message):
+                done, total = progress.size
+                if (tenth := done * 10 // total) > reported:
+                    reported = tenth
                     report(f"pulling {name}: {tenth}0% of {total >> 20} MiB")
 
     async def build(self, build: ImageBuild, report: Report) -> str:
@@ -201,6 +216,7 @@ class ImageClient:
     async def tidy(self, made: Iterable[str]) -> None:
         """Remove these images, given by their ids or how they begin, unless something needs them.
 
+        A build leaves images beside its result: of its stages, and of steps before one that failed.
         The engine may still be removing the container of a cancelled step, so this tries again.
         """
         wanted = tuple(id.removeprefix("sha256:") for id in made)
@@ -253,3 +269,208 @@ class ImageClient:
 async def chunks(file: BinaryIO) -> AsyncIterator[bytes]:
     while data := await asyncio.to_thread(file.read, CHUNK):
         yield data
+
+
+# --- our own images -------------------------------------------------------------------------
+
+
+def is_own(reference: str) -> bool:
+    return whole(reference).startswith(f"{DEFAULT_HOST}/{PREFIX}")
+
+
+def build_command(name: str) -> str:
+    """The command that builds one."""
+    return f"hutch image build --backend docker {name}"
+
+
+def missing(reference: str) -> str:
+    """The message for one that the engine does not have."""
+    name = whole(reference).removeprefix(f"{DEFAULT_HOST}/{PREFIX}").removesuffix(":latest")
+    if name in NAMES:
+        return f"the engine has no image {PREFIX}{name}: build it with `{build_command(name)}`"
+    return (
+        f"the engine has no image {reference!r}, and what begins with {PREFIX} is not pulled: "
+        f"`{build_command('NAME')}` makes {', '.join(NAMES)}; give an image of yours another name"
+    )
+
+
+# --- the image that a name stands for -------------------------------------------------------
+
+
+class Resolver:
+    """Resolves names for one engine."""
+
+    def __init__(self, engine: DockerEngine) -> None:
+        self._engine = engine
+        self._known: dict[tuple[str, str | None], tuple[float, ContainerImage]] = {}
+
+    async def image(self, name: str, digest: str | None) -> ContainerImage:
+        """The image with this name, or with this digest, whatever the name stands for now.
+
+        Raises NotFound if the engine neither has it nor can pull it, InvalidRequest if the name or
+        digest is invalid or the image is for another architecture, and BackendUnavailable if the
+        engine cannot run our guest.
+        """
+        key = name, digest
+        found_at, found = self._known.get(key, (0.0, None))
+        if found and time.monotonic() - found_at < FRESH:
+            return found
+        self._known = {k: v for k, v in self._known.items() if time.monotonic() - v[0] < FRESH}
+        found = image_of(name, await self._find(name, digest))
+        check_architecture(found, await self._engine.facts())
+        self._known[key] = time.monotonic(), found
+        return found
+
+    async def _find(self, name: str, digest: str | None) -> dict[str, object]:
+        repository = repository_of(name)
+        if digest is None:
+            return await self._inspect_or_pull(name)
+        if not ID.fullmatch(digest):
+            raise InvalidRequest(f"no digest of an image: {digest!r}")
+        # The digest is the engine's own id of the image, or that of a registry.
+        try:
+            return await self._engine.image(digest)
+        except NotFound:
+            pass
+        for each in await self._engine.images():
+            if any(known == digest for _, known in _repo_digests(each)):
+                return await self._engine.image(str(each["Id"]))
+        if not repository or is_own(repository):
+            raise NotFound(f"image {name!r} as it was ({digest[:19]}) is gone from the engine")
+        return await self._inspect_or_pull(f"{repository}@{digest}")
+
+    async def _inspect_or_pull(self, reference: str) -> dict[str, object]:
+        try:
+            return await self._engine.image(reference)
+        except NotFound:
+            if not repository_of(reference):  # an id of the engine, which no registry knows
+                raise
+        await self._pull(reference)
+        return await self._engine.image(reference)
+
+    async def _pull(self, reference: str) -> None:
+        if is_own(reference):
+            raise NotFound(missing(reference))
+        progress, is_terminal = PullProgress(), os.isatty(2)
+        try:
+            async for message in self._engine.pull(reference):
+                if is_terminal and progress.add(message):
+                    done, total = progress.size
+                    _show(f"\r\x1b[Khutch: {reference}: {done >> 20} of {total >> 20} MiB")
+        except (NotFound, StartFailed, BackendUnavailable) as exc:
+            reason = str(exc).removeprefix("the Docker engine refused: ")
+            raise NotFound(
+                f"the Docker engine has no image {reference!r} and could not pull it: {reason}. "
+                f"{await self._advice(reference)}"
+            ) from None
+        finally:
+            if progress.layers:
+                _show("\r\x1b[K")
+
+    async def _advice(self, reference: str) -> str:
+        """What to try instead. Other backends call our images by the last part of their name."""
+        name = reference.removesuffix(":latest")
+        if "/" not in name and "@" not in name:
+            try:
+                await self._engine.image(PREFIX + name)
+                return f"Did you mean {PREFIX}{name}?"
+            except NotFound:
+                if name in NAMES:
+                    return f"Did you mean {PREFIX}{name}? `{build_command(name)}` makes it"
+        return "`docker pull` may say more"
+
+
+def repository_of(name: str) -> str:
+    """A reference without its tag and digest; "" if it is the id of an image.
+
+    Raises InvalidRequest if it is neither.
+    """
+    if ID.fullmatch(name):
+        return ""
+    found = REFERENCE.fullmatch(name)
+    if not found or len(name) > 512:
+        raise InvalidRequest(
+            f"no image can be called {name!r}: names are like node:22-slim or "
+            "registry.example:5000/team/image:tag"
+        )
+    return found["repository"]
+
+
+def image_of(name: str, inspected: dict[str, Any]) -> ContainerImage:
+    """From the engine's description of an image."""
+    config = inspected.get("Config") or {}
+    return ContainerImage(
+        name=name,
+        id=str(inspected["Id"]),
+        digest=digest_of(name, inspected),
+        env=tuple(map(str, config.get("Env") or ())),
+        user=str(config.get("User") or ""),
+        volumes=tuple(map(str, config.get("Volumes") or ())),
+        architecture=str(inspected.get("Architecture") or ""),
+    )
+
+
+def digest_of(name: str, inspected: dict[str, object]) -> str:
+    """The digest with which exactly this image is found again.
+
+    It is that of the registry in `name`, if the image is known there; otherwise the engine's own
+    id. The image may have been pushed under other names, but their digests do not belong to this
+    one.
+    """
+    repository = repository_of(name)
+    for where, digest in _repo_digests(inspected):
+        if repository and whole(where) == whole(repository):
+            return digest
+    return str(inspected["Id"])
+
+
+def _repo_digests(inspected: dict[str, Any]) -> list[tuple[str, str]]:
+    """(repository, digest) for each place in which the engine knows the image to be."""
+    listed = [str(each).rpartition("@") for each in inspected.get("RepoDigests") or ()]
+    return [(where, digest) for where, _, digest in listed if ID.fullmatch(digest)]
+
+
+def check_architecture(image: ContainerImage, facts: Facts) -> None:
+    """Check that our guest and the image can run on the engine's machine.
+
+    Raises BackendUnavailable if the guest cannot, and InvalidRequest if the image cannot.
+    """
+    own = ARCHITECTURES.get(os.uname().machine, os.uname().machine)
+    if facts.architecture != own:
+        raise BackendUnavailable(
+            f"the Docker engine is on {facts.architecture} and this machine is {own}: the guest "
+            "that would run there cannot"
+        )
+    if image.architecture not in ("", facts.architecture):
+        raise InvalidRequest(
+            f"image {image.name!r} is for {image.architecture}, and the Docker engine is on "
+            f"{facts.architecture}: pull it for that (docker pull --platform)"
+        )
+
+
+class PullProgress:
+    """How much of an image has been downloaded, from the engine's messages."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, tuple[int, int]] = {}  # id -> bytes so far, and in all
+
+    def add(self, message: dict[str, Any]) -> bool:
+        """Returns whether `size` may have changed."""
+        detail = message.get("progressDetail") or {}
+        if message.get("status") != "Downloading" or not detail.get("total"):
+            return False
+        self.layers[str(message.get("id"))] = int(detail.get("current") or 0), detail["total"]
+        return True
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes so far, and in all."""
+        done, total = (sum(column) for column in zip(*self.layers.values(), strict=True))
+        return done, total
+
+
+def _show(text: str) -> None:
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        pass  # the terminal is gone

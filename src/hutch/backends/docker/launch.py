@@ -25,10 +25,10 @@ from .box import ContainerRecord, GuestConnector
 from .bundled import RuntimeBundle
 from .container import BUNDLE, ContainerImage, Surroundings
 from .engine import HELPER, DockerEngine, Facts, close_stream
+from .images import Resolver
 from .mounts import FoundMount
 from .owner_scope import OwnerScope
 from .rendezvous import Rendezvous
-from .resolve import Resolver
 from .stream import Relays
 from .users import BoxUser, Users
 
