@@ -126,7 +126,7 @@ class ImageClient:
     async def pull(self, name: str, report: Report) -> None:
         """Pull an image, and report every tenth. Raises InvalidRequest if the name is invalid."""
         repository_of(name)
-        progress = LayerProgress()
+        progress = _Download()
         reported = -1
         async for message in self.engine.pull(name):
             if progress.add(message):
@@ -351,7 +351,7 @@ class Resolver:
     async def _pull(self, reference: str) -> None:
         if is_own(reference):
             raise NotFound(missing(reference))
-        progress, is_terminal = LayerProgress(), os.isatty(2)
+        progress, is_terminal = _Download(), os.isatty(2)
         try:
             async for message in self._engine.pull(reference):
                 if is_terminal and progress.add(message):
@@ -448,7 +448,7 @@ def check_architecture(image: ContainerImage, facts: Facts) -> None:
         )
 
 
-class LayerProgress:
+class _Download:
     """How much of an image has been downloaded, from the engine's messages."""
 
     def __init__(self) -> None:
