@@ -34,7 +34,7 @@ from must_work import need
 
 from hutch import BackendUnavailable, factory, local
 from hutch.backends.docker.bundled import LABEL
-from hutch.backends.docker.orphans import OWNER_SCOPE
+from hutch.backends.docker.owner_scope import OWNER_SCOPE
 from hutch.recipes import chain
 from hutch.recipes import debian as debian_of_recipes
 

@@ -28,7 +28,7 @@ import pytest
 from docker_of_tests import BUSYBOX, DEBIAN, RUNTIME, Client, own_engine
 from hutch import factory, wire
 from hutch.backends.base import Spec
-from hutch.backends.docker import DockerBackend, bundled, orphans, owner_scope
+from hutch.backends.docker import DockerBackend, bundled, owner_scope
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import HELPER, DockerEngine
@@ -70,7 +70,7 @@ def containers(engine: Client) -> list[dict[str, Any]]:
 
 
 def _owner(container: dict[str, Any]) -> int:
-    parts = (container["Labels"] or {}).get(orphans.OWNER_SCOPE, "").split("/")
+    parts = (container["Labels"] or {}).get(owner_scope.OWNER_SCOPE, "").split("/")
     return int(parts[2]) if len(parts) == 5 else 0
 
 
@@ -938,9 +938,9 @@ def test_what_a_killed_server_leaves_the_next_one_adopts(engine: Client, tmp_pat
             await link.close()
         assert os.listdir(tmp_path / "run/docker") == []
 
-    async def seen(box: str) -> orphans.FoundContainer:
+    async def seen(box: str) -> owner_scope.FoundContainer:
         async with Probe(engine) as probe:
-            return next(each for each in await orphans.boxes(probe.engine) if each.id == box)
+            return next(each for each in await owner_scope.boxes(probe.engine) if each.id == box)
 
     with killed_host(engine, str(tmp_path / "run")) as (box, container):
         left = asyncio.run(seen(box))
@@ -970,7 +970,7 @@ def test_what_the_dead_made_for_a_moment_is_removed_too(engine: Client) -> None:
             (dead, _, old), (living, other, image) = made.values()
             await probe.engine.remove(made[next(iter(made))][1])
             try:
-                assert len(await orphans.remove(probe.engine)) >= 2
+                assert len(await owner_scope.remove_abandoned(probe.engine)) >= 2
                 for id in (living, other):
                     assert await probe.engine.inspect(id)
                 assert await probe.engine.image(image)
@@ -1006,7 +1006,7 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(engine: Client) -> None:
         try:
             first = made[1]
             with pytest.raises(BackendUnavailable, match="it stays"):
-                await orphans.remove(stubborn)
+                await owner_scope.remove_abandoned(stubborn)
             for id in (made[0], made[2]):
                 with pytest.raises(NotFound):
                     await stubborn.inspect(id)
@@ -1053,7 +1053,7 @@ def test_leftovers_of_the_dead_are_removed_and_of_nobody_else(engine: Client) ->
             image = (await probe.engine.image(BUSYBOX))["Id"]
 
             async def create(name: str, owner: str, id: str) -> str:
-                labels = {orphans.OWNER_SCOPE: owner, orphans.BOX: id}
+                labels = {owner_scope.OWNER_SCOPE: owner, owner_scope.BOX: id}
                 return await probe.engine.create(
                     {"Image": image, "Cmd": ["x"], "Labels": labels}, name
                 )
@@ -1061,12 +1061,12 @@ def test_leftovers_of_the_dead_are_removed_and_of_nobody_else(engine: Client) ->
             ours = await create(owner_scope.OwnerScope(dead, "").name_of("old"), dead, "old")
             theirs = await create("hutch-test-not-ours", dead, "old2")
             try:
-                seen = {each.id: each for each in await orphans.boxes(probe.engine)}
+                seen = {each.id: each for each in await owner_scope.boxes(probe.engine)}
                 assert seen["old"].is_abandoned and not seen[box.id].is_abandoned
                 assert seen[box.id].owner == f"pid {os.getpid()}" and "old2" not in seen
                 assert (seen[box.id].runtime, seen[box.id].is_waiting) == (RUNTIME, False)
-                await orphans.remove(probe.engine)
-                assert "old" not in {each.id for each in await orphans.boxes(probe.engine)}
+                await owner_scope.remove_abandoned(probe.engine)
+                assert "old" not in {each.id for each in await owner_scope.boxes(probe.engine)}
                 assert await made.list() == [box.id]
                 assert await probe.engine.inspect(theirs)
             finally:
@@ -1105,7 +1105,7 @@ def test_the_doctor_says_what_it_removed_and_whether_there_is_a_default_image(
     async def test() -> None:
         async with Probe(engine) as probe:
             image = (await probe.engine.image(BUSYBOX))["Id"]
-            labels = {orphans.OWNER_SCOPE: dead, orphans.BOX: "old"}
+            labels = {owner_scope.OWNER_SCOPE: dead, owner_scope.BOX: "old"}
             body = {"Image": image, "Cmd": ["x"], "Labels": labels}
             old = await probe.engine.create(body, owner_scope.OwnerScope(dead, "").name_of("old"))
             made = Bare(factory._bundle, docker_host=engine.host)

@@ -14,7 +14,7 @@ import pytest
 from daemon_of_tests import Daemon, wait_for
 from docker_of_tests import BUSYBOX, DEBIAN, Client
 from hutch import Sandbox
-from hutch.backends.docker import orphans
+from hutch.backends.docker import owner_scope
 from hutch.backends.docker.images import FRESH, NAMES
 
 PATIENCE = 60
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, docker_engine: Client) -> Iterator[Path]:
 
 def containers(engine: Client) -> list[dict[str, Any]]:
     found = json.loads(engine.call("GET", "/containers/json?all=1"))
-    return [each for each in found if orphans.BOX in (each["Labels"] or {})]
+    return [each for each in found if owner_scope.BOX in (each["Labels"] or {})]
 
 
 def asked(daemon: Daemon, path: str) -> Any:

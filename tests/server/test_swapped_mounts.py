@@ -20,7 +20,7 @@ from docker_of_tests import BUSYBOX, Client
 from hutch import HutchError, InvalidRequest, Mount, Sandbox, factory
 from hutch.backends import linux
 from hutch.backends.base import Spec
-from hutch.backends.docker import DockerBackend, mounts, orphans
+from hutch.backends.docker import DockerBackend, mounts, owner_scope
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import DockerEngine
@@ -187,7 +187,7 @@ class Late(DockerEngine):
     at_start = False
 
     async def create(self, body: dict[str, Any], name: str) -> str:
-        if not self.at_start and orphans.BOX in body["Labels"]:
+        if not self.at_start and owner_scope.BOX in body["Labels"]:
             self._let_it_happen()
         return await super().create(body, name)
 

@@ -63,9 +63,9 @@ def _check(args: argparse.Namespace) -> None:
 
 
 async def _list_boxes(*, as_json: bool, is_quiet: bool) -> int:
-    orphans = factory.docker(".backends.docker.orphans")
-    async with orphans.looking() as engine:
-        boxes = await orphans.boxes(engine)
+    owner_scope = factory.docker(".backends.docker.owner_scope")
+    async with factory.docker(".backends.docker.images").opened() as images:
+        boxes = await owner_scope.boxes(images.engine)
     if as_json:
         print_json(boxes)
         return 0

@@ -18,7 +18,7 @@ from hutch.backends.base import Backend, Box, Spec, named
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, StartFailed
 from hutch.types import Report
 
-from . import bundled, doctor, orphans, owner_scope
+from . import bundled, doctor, owner_scope
 from .box import ContainerRecord, DockerBox, GuestConnector
 from .bundled import RuntimeBundle
 from .config import find
@@ -89,7 +89,7 @@ class DockerBackend(Backend):
             raise BackendUnavailable(CLOSED)
         if not self._swept:
             self._swept = True
-            self._run_errand(orphans.remove_quietly(here.engine))
+            self._run_errand(owner_scope.remove_abandoned_quietly(here.engine))
         box = self._box(here, name, started)
         box.expect_end()
         return box
@@ -110,20 +110,23 @@ class DockerBackend(Backend):
         except NotFound:
             raise BoxLost(f"box {id} is gone") from None
         labels = inspected["Config"]["Labels"] or {}
-        is_ours = (labels.get(orphans.OWNER_SCOPE), labels.get(orphans.BOX)) == (here.scope.id, id)
+        is_ours = (labels.get(owner_scope.OWNER_SCOPE), labels.get(owner_scope.BOX)) == (
+            here.scope.id,
+            id,
+        )
         if not is_ours or not inspected["State"]["Running"]:
             raise BoxLost(f"box {id} is gone")
         facts = await here.engine.facts()
         self._check()
         grade = facts.grade(inspected["HostConfig"]["Runtime"])
         record = ContainerRecord.of(inspected, grade, is_local=facts.is_local)
-        place = labels[orphans.FOLDER]
+        place = labels[owner_scope.FOLDER]
         folder = here.scope.place(place) if place else ""
         if before := self._boxes.pop(id, None):
             # We have it already: the new object takes over its connection.
             way = before.hand_over()
         else:
-            way = self._way(here, id, record, labels[orphans.WAY], folder)
+            way = self._way(here, id, record, labels[owner_scope.WAY], folder)
         return self._box(here, id, Started(record, way, folder, None))
 
     def _way(
@@ -295,9 +298,9 @@ async def _discarded(here: ReachedEngine, started: Started) -> None:
 
 async def _containers(here: ReachedEngine) -> list[tuple[str, str, bool]]:
     """Box, container and whether it runs, for all containers of our scope."""
-    found = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
+    found = await here.engine.containers(f"{owner_scope.OWNER_SCOPE}={here.scope.id}")
     return [
-        (container["Labels"][orphans.BOX], container["Id"], container["State"] == "running")
+        (container["Labels"][owner_scope.BOX], container["Id"], container["State"] == "running")
         for container in found
     ]
 
@@ -314,9 +317,9 @@ async def _tidy(here: ReachedEngine) -> None:
 
     Only those of our own scope.
     """
-    found = await here.engine.containers(f"{orphans.OWNER_SCOPE}={here.scope.id}")
+    found = await here.engine.containers(f"{owner_scope.OWNER_SCOPE}={here.scope.id}")
     running = {
-        container["Labels"][orphans.FOLDER]
+        container["Labels"][owner_scope.FOLDER]
         for container in found
         if container["State"] == "running"
     }

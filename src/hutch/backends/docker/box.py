@@ -18,7 +18,7 @@ from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.types import Grade, Stats
 
 from .engine import DockerEngine
-from .orphans import DEGRADED, DIGEST
+from .owner_scope import DEGRADED, DIGEST
 
 ENGINE_PATIENCE = 5  # seconds for the engine to remove a container
 END_PATIENCE = 10  # seconds for a guest to exit, if the engine does not kill it

@@ -16,7 +16,7 @@ from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
 
-from . import bundled, orphans, owner_scope
+from . import bundled, owner_scope
 from .bundled import RuntimeBundle
 from .config import START_ONE
 from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
@@ -192,7 +192,7 @@ async def _leftovers(engine: DockerEngine, bundle: RuntimeBundle, swept: int) ->
     """Remove what dead owners left. `swept`: the number of folders that were removed before."""
     folders = swept + len(await asyncio.to_thread(owner_scope.sweep_folders))
     try:
-        removed = await orphans.remove(engine)
+        removed = await owner_scope.remove_abandoned(engine)
         volumes = await bundled.remove_old(engine, bundle)
     except HutchError as exc:
         return Layer("leftovers", Status.DEGRADED, str(exc), required=False)

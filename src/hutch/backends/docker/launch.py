@@ -20,7 +20,7 @@ from hutch.errors import (
     StartFailed,
 )
 
-from . import bundled, container, mounts, orphans, owner_scope, users
+from . import bundled, container, mounts, owner_scope, users
 from .box import ContainerRecord, GuestConnector
 from .bundled import RuntimeBundle
 from .container import BUNDLE, ContainerImage, Surroundings
@@ -108,16 +108,16 @@ async def _launch_with(
             _write(folder, "group", users.group(known, who))
         around = Surroundings(way, bundle, folder, found, is_swept=bool(here.data))
         labels = {
-            orphans.BOX: box,
-            orphans.OWNER_SCOPE: here.scope.id,
-            orphans.IMAGE: image.name,
-            orphans.DIGEST: image.digest,
-            orphans.WAY: way,
-            orphans.FOLDER: os.path.basename(folder),
-            orphans.VERSION: hutch.__version__,
-            orphans.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
-            orphans.RUNTIME: facts.runtime(spec.runtime),
-            orphans.PLACE: here.data,
+            owner_scope.BOX: box,
+            owner_scope.OWNER_SCOPE: here.scope.id,
+            owner_scope.IMAGE: image.name,
+            owner_scope.DIGEST: image.digest,
+            owner_scope.WAY: way,
+            owner_scope.FOLDER: os.path.basename(folder),
+            owner_scope.VERSION: hutch.__version__,
+            owner_scope.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
+            owner_scope.RUNTIME: facts.runtime(spec.runtime),
+            owner_scope.PLACE: here.data,
         }
         body = container.body(spec, image, who, facts, around, here.bundle.command, labels)
         return await _run(here, facts, body, box, around)
@@ -132,7 +132,7 @@ async def _run(
 ) -> Started:
     engine, id, folder = here.engine, "", around.folder
     way: Rendezvous | Relays | None = None
-    if body["Labels"][orphans.WAY] == "meeting":
+    if body["Labels"][owner_scope.WAY] == "meeting":
         way = Rendezvous(folder, box)
     try:
         id = await _create(here, body, box, facts)

@@ -1,8 +1,13 @@
-"""Which process or server owns a box: an engine may hold the boxes of many.
+"""Which process or server owns a container, and the removal of those whose owner is gone.
 
-An *owner scope* is all boxes of one process, or of one server. That of a process is named after the
-process, so that a box shows whether its owner still runs; that of a server has a name
-that is kept in the folder of the server.
+An engine may hold the boxes of many. An *owner scope* is all boxes of one process, or of one
+server. That of a process is named after the process, so that a box shows whether its owner still
+runs; that of a server has a name that is kept in the folder of the server.
+
+A guest ends its container when its host is gone for good, so few are left: containers that were
+created and never started, or that ended and were not removed. A running one is removed only if
+its owner is known to be dead, and any only if its name is one that we would give. The same goes
+for helper containers: those that read an image's users or fill a volume.
 """
 
 from __future__ import annotations
@@ -14,16 +19,30 @@ import re
 import secrets
 import shutil
 import stat
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hutch import pidfile
 from hutch.backends.linux.folders import open_folder
-from hutch.errors import BackendUnavailable, BoxLost
+from hutch.errors import BackendUnavailable, BoxLost, HutchError
+
+from .engine import HELPER, DockerEngine
 
 NAME_FILE = "docker.yard"
 PARTS = 5  # of the name of a process's scope
 BOXES = "docker"  # in a lasting folder: one folder for each box
+
+# Labels of the container of a box.
+BOX, OWNER_SCOPE, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hutch.digest"
+VERSION, WAY, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
+FOLDER, RUNTIME = "hutch.folder", "hutch.runtime"
+PLACE = "hutch.place"  # the data folder of a server, on its machine
+
+SETTLED = 600  # seconds after which a container that was not started never will be
+OLD = 7200  # seconds after which no helper is still in use
+_HELPERS = re.compile("/hutch-(users|bundle)-[0-9A-Za-z_.-]+")
 
 
 @dataclass(frozen=True)
@@ -161,3 +180,107 @@ def sweep_folders() -> list[str]:
                     shutil.rmtree(entry.path)
                     removed.append(entry.path)
     return removed
+
+
+# --- containers -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundContainer:
+    """A container of ours, of any owner."""
+
+    id: str  # of the box
+    container: str
+    image: str
+    status: str  # "running", "created", "exited"
+    created_at: float
+    owner: str  # "pid 123", or "server" and its data folder
+    is_abandoned: bool
+    runtime: str = ""
+    is_waiting: bool = False  # for its server, which does not run
+
+
+async def boxes(engine: DockerEngine) -> list[FoundContainer]:
+    """Every box on this engine, the newest first."""
+    now = await engine.clock()
+    found = [
+        container
+        for listed in await engine.containers(OWNER_SCOPE)
+        if (container := _container_of(listed, now))
+    ]
+    return sorted(found, key=lambda container: container.created_at, reverse=True)
+
+
+async def remove_abandoned(engine: DockerEngine) -> list[str]:
+    """Remove all that is abandoned. Returns what was removed: boxes by their ids.
+
+    Raises the first error, but only after trying everything.
+    """
+    now = await engine.clock()
+    abandoned = [box for box in await boxes(engine) if box.is_abandoned]
+    doomed: list[tuple[str, Callable[[str], Awaitable[None]], str]] = [
+        (box.id, engine.remove, box.container) for box in abandoned
+    ]
+    for listed in await engine.containers(HELPER):
+        names = [name for name in listed.get("Names") or () if _HELPERS.fullmatch(name)]
+        if names and listed.get("State") == "created" and _is_done_with(listed, now):
+            doomed.append((names[0][1:], engine.remove, str(listed["Id"])))
+    for image in await engine.helper_images():
+        if _is_done_with(image, now):
+            doomed.append((str(image["Id"]), engine.remove_image, str(image["Id"])))
+    removed, failure = [], None
+    for name, remove, id in doomed:
+        try:
+            await remove(id)
+            removed.append(name)
+        except HutchError as exc:
+            failure = failure or exc
+    if failure:
+        raise failure
+    return removed
+
+
+def _is_done_with(listed: Mapping[str, Any], now: float) -> bool:
+    """Whether a helper is not in use any more."""
+    owner = str((listed.get("Labels") or {}).get(HELPER))
+    return is_dead(owner) or now - float(listed.get("Created") or 0) > OLD
+
+
+async def remove_abandoned_quietly(engine: DockerEngine) -> None:
+    """Best-effort cleanup; raises none of our errors."""
+    try:
+        await remove_abandoned(engine)
+    except HutchError:
+        pass  # the next process that starts a box tries again
+
+
+def _container_of(listed: Mapping[str, Any], now: float) -> FoundContainer | None:
+    labels = listed.get("Labels") or {}
+    box, owner = str(labels.get(BOX, "")), str(labels.get(OWNER_SCOPE, ""))
+    # An image may set any label, but a container gets such a name only from us.
+    if f"/{OwnerScope(owner, '').name_of(box)}" not in (listed.get("Names") or ()):
+        return None
+    created, place = float(listed.get("Created") or 0), str(labels.get(PLACE, ""))
+    status = str(listed.get("State") or "")
+    return FoundContainer(
+        id=box,
+        container=str(listed["Id"]),
+        image=str(labels.get(IMAGE, "")),
+        status=status,
+        created_at=created,
+        owner=_owner_text(owner, place),
+        runtime=str(labels.get(RUNTIME, "")),
+        is_waiting=is_without_server(owner, place),
+        is_abandoned=is_dead(owner) or _is_of_no_use(status, now - created),
+    )
+
+
+def _is_of_no_use(status: str, age: float) -> bool:
+    """Whether it will never run again: a box is started once, right after it was created."""
+    return status in ("exited", "dead") or (status == "created" and age > SETTLED)
+
+
+def _owner_text(name: str, place: str) -> str:
+    if is_of_process(name):
+        return f"pid {name.split('/')[2]}"
+    return f"server {place or name[:8]}"
