@@ -13,7 +13,7 @@ import pytest
 
 from hutch.backends.base import Spec
 from hutch.backends.docker.config import EngineAddress
-from hutch.backends.docker.container import ContainerImage, Surroundings, body, degraded, way_of
+from hutch.backends.docker.container import ContainerImage, Surroundings, body, degraded, connector_for
 from hutch.backends.docker.doctor import unreachable
 from hutch.backends.docker.engine import Facts, facts_of, in_our_words, translate
 from hutch.backends.docker.images import (
@@ -56,7 +56,7 @@ def made(
     who: BoxUser = WHO,
     mounts: tuple[FoundMount, ...] = (),
 ) -> dict[str, Any]:
-    around = Surroundings(way_of(facts, spec.runtime), "/bundle", "/boxes/b", mounts)
+    around = Surroundings(connector_for(facts, spec.runtime), "/bundle", "/boxes/b", mounts)
     return body(spec, image, who, facts, around, command, {"hutch.box": "b"})
 
 
@@ -239,7 +239,7 @@ def test_volumes_of_an_image_are_rooms_of_the_box() -> None:
      "/a/../.hutch", "/.hutch/", "/./.hutch", "rel", "", "/", "//", "/x\n", "/a:b", "/a,b",
      "/proc/x", "/sys", "/dev/shm", "/etc", "/usr", "/bin", "/etc/passwd", "/etc/group"],
 )  # fmt: skip
-def test_an_image_with_a_volume_in_the_way_of_a_box_is_refused(path: str) -> None:
+def test_an_image_with_a_volume_in_the_connector_for_a_box_is_refused(path: str) -> None:
     with pytest.raises(InvalidRequest, match="has a volume at"):
         made(image=replace(IMAGE, volumes=("/data", path)))
 
@@ -353,9 +353,9 @@ def test_a_default_runtime_counts_as_if_it_were_asked_for() -> None:
 
 
 def test_a_socket_is_shared_with_our_own_kernel_only() -> None:
-    assert way_of(FACTS, "") == "meeting"
-    assert way_of(FACTS, "runsc") == "relay"
-    assert way_of(replace(FACTS, is_local=False), "") == "relay"
+    assert connector_for(FACTS, "") == "meeting"
+    assert connector_for(FACTS, "runsc") == "relay"
+    assert connector_for(replace(FACTS, is_local=False), "") == "relay"
     assert orders(made(Spec(runtime="runsc")))["meeting"] is None
 
 

@@ -19,14 +19,13 @@ from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, Star
 from hutch.types import Report
 
 from . import bundled, doctor, owner_scope
-from .box import ContainerRecord, DockerBox, GuestConnector
+from .box import ContainerRecord, DockerBox
 from .bundled import RuntimeBundle
 from .config import find
+from .connect import GuestConnector, Relays, Rendezvous
 from .container import BUNDLE, ContainerImage
 from .engine import DockerEngine
 from .launch import ReachedEngine, Started, launch
-from .rendezvous import Rendezvous
-from .stream import Relays
 
 START_TIMEOUT = 60  # seconds; a start takes less than one, unless the machine is very busy
 CLOSE_TIMEOUT = 30  # seconds; an engine that takes longer hangs
@@ -124,12 +123,12 @@ class DockerBackend(Backend):
         folder = here.scope.place(place) if place else ""
         if before := self._boxes.pop(id, None):
             # We have it already: the new object takes over its connection.
-            way = before.hand_over()
+            connector = before.hand_over()
         else:
-            way = self._way(here, id, record, labels[owner_scope.WAY], folder)
-        return self._box(here, id, Started(record, way, folder, None))
+            connector = self._connector(here, id, record, labels[owner_scope.CONNECTOR], folder)
+        return self._box(here, id, Started(record, connector, folder, None))
 
-    def _way(
+    def _connector(
         self, here: ReachedEngine, id: str, record: ContainerRecord, kind: str, folder: str
     ) -> GuestConnector:
         if kind != "meeting":
@@ -156,7 +155,7 @@ class DockerBackend(Backend):
             id,
             started.record,
             here.engine,
-            started.way,
+            started.connector,
             lasts=self.lasts,
             gone=gone,
             first=started.first,
@@ -280,7 +279,7 @@ class DockerBackend(Backend):
         started = launching.result()
         if started.first:
             started.first.close()
-        started.way.close()
+        started.connector.close()
         if self._here:  # otherwise it was removed with all the others
             self._run_errand(_discarded(self._here, started))
 

@@ -10,28 +10,19 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hutch.backends.base import Box, ByteStream
 from hutch.backends.linux.cgroup import count_kills, parse
 from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.types import Grade, Stats
 
+from .connect import GuestConnector, HandedOver
 from .engine import DockerEngine
 from .owner_scope import DEGRADED, DIGEST
 
 ENGINE_PATIENCE = 5  # seconds for the engine to remove a container
 END_PATIENCE = 10  # seconds for a guest to exit, if the engine does not kill it
-
-
-class GuestConnector(Protocol):
-    """Connects to a guest: over a shared socket (rendezvous.py) or the engine (stream.py)."""
-
-    async def connect(self) -> ByteStream: ...
-
-    async def outlive(self, seconds: float) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,7 @@ class DockerBox(Box):
         id: str,
         record: ContainerRecord,
         engine: DockerEngine,
-        way: GuestConnector,
+        connector: GuestConnector,
         *,
         lasts: bool,
         gone: Callable[[], None],
@@ -76,7 +67,7 @@ class DockerBox(Box):
 
         `first`: a connection to its guest that is already open.
         """
-        self.id, self.way = id, way
+        self.id, self._connector = id, connector
         self.isolation, self.degraded = record.isolation, record.degraded
         self.digest, self.runtime = record.digest, record.runtime
         self._record, self._engine, self._gone = record, engine, gone
@@ -95,12 +86,12 @@ class DockerBox(Box):
     async def connect(self) -> ByteStream:
         self._check()
         first, self._first = self._first, None
-        return first or await self.way.connect()
+        return first or await self._connector.connect()
 
     async def outlive(self, seconds: float) -> None:
         self._check()
         if self._lasts:
-            await self.way.outlive(seconds)
+            await self._connector.outlive(seconds)
             self._until = now() + seconds
 
     @property
@@ -145,7 +136,7 @@ class DockerBox(Box):
 
     async def _end_guest(self) -> bool:
         with contextlib.suppress(HutchError, TimeoutError):
-            await asyncio.wait_for(self.way.outlive(0), 1)
+            await asyncio.wait_for(self._connector.outlive(0), 1)
         self._cut_off()
         return await _ended(self._guest)
 
@@ -181,31 +172,20 @@ class DockerBox(Box):
             self._kills = -1
         if self._first:
             self._first.close()
-        self.way.close()
+        self._connector.close()
 
     def hand_over(self) -> GuestConnector:
         """Give the connection to another object, which stands for the box from now on."""
-        way, self.way = self.way, _NoWay()
+        connector, self._connector = self._connector, HandedOver()
         if self._first:
             self._first.close()
             self._first = None
         self.forget()
-        return way
+        return connector
 
     def _check(self) -> None:
         if self._is_cut_off or self._dying:
             raise BoxLost(f"box {self.id} is gone")
-
-
-class _NoWay:
-    async def connect(self) -> ByteStream:
-        raise BoxLost("another host has taken over this box")
-
-    async def outlive(self, seconds: float) -> None:
-        raise BoxLost("another host has taken over this box")
-
-    def close(self) -> None:
-        return
 
 
 def now() -> float:

@@ -42,7 +42,7 @@ MAX_VOLUMES = 16
 NO_VOLUMES = (BUNDLE, MEETING, PRIVATE, "/etc/passwd", "/etc/group", "/proc", "/sys", "/dev")
 SYSTEM = ("/", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
 
-WayKind = Literal["meeting", "relay"]
+ConnectorKind = Literal["meeting", "relay"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ class ContainerImage:
 class Surroundings:
     """What the container sees of the engine's machine."""
 
-    way: WayKind
+    connector: ConnectorKind
     bundle: str  # a folder there, if absolute; else the name of a volume
     folder: str = ""  # the box's own, there: its socket, passwd and group; "" if it has none
     mounts: tuple[FoundMount, ...] = ()
     is_swept: bool = False  # a server removes the container when it has ended
 
 
-def way_of(facts: Facts, runtime: str) -> WayKind:
+def connector_for(facts: Facts, runtime: str) -> ConnectorKind:
     """How to connect: a socket can be shared only with a process on our own kernel."""
     is_shared = facts.is_local and facts.grade(runtime) == "ns"
     return "meeting" if is_shared else "relay"
@@ -146,7 +146,7 @@ def _orders(
         "rooms": list(rooms),
         "private": PRIVATE,
         "limits": bounds,
-        "meeting": f"{MEETING}/{SOCKET}" if around.way == "meeting" else None,
+        "meeting": f"{MEETING}/{SOCKET}" if around.connector == "meeting" else None,
         "filter": not gains and "seccomp" not in spec.relax,
         "gain": gains,
         "foreign": facts.grade(spec.runtime) == "gvisor",
@@ -293,7 +293,7 @@ def _mounts(around: Surroundings) -> list[dict[str, object]]:
         ]
     if around.folder:
         found += [_bind(f"{around.folder}/{name}", f"/etc/{name}") for name in ("passwd", "group")]
-        if around.way == "meeting":
+        if around.connector == "meeting":
             found.append(_bind(around.folder, MEETING))
     return found + [_bind(m.source, m.target, m.read_only) for m in around.mounts]
 

@@ -21,15 +21,14 @@ from hutch.errors import (
 )
 
 from . import bundled, container, mounts, owner_scope, users
-from .box import ContainerRecord, GuestConnector
+from .box import ContainerRecord
 from .bundled import RuntimeBundle
+from .connect import GuestConnector, Relays, Rendezvous
 from .container import BUNDLE, ContainerImage, Surroundings
 from .engine import HELPER, DockerEngine, Facts, close_stream
 from .images import Resolver
 from .mounts import FoundMount
 from .owner_scope import OwnerScope
-from .rendezvous import Rendezvous
-from .stream import Relays
 from .users import BoxUser, Users
 
 LAST_WORDS = 5  # seconds for a guest that failed to fail again, when we read its output
@@ -56,7 +55,7 @@ class ReachedEngine:
 @dataclass(frozen=True)
 class Started:
     record: ContainerRecord
-    way: GuestConnector
+    connector: GuestConnector
     folder: str
     first: ByteStream | None  # a connection that is already open
 
@@ -99,20 +98,20 @@ async def _launch_with(
 ) -> Started:
     known = await users_of(here, image)
     who = _who(spec, image, known, found, facts)
-    way = container.way_of(facts, spec.runtime)
+    kind = container.connector_for(facts, spec.runtime)
     bundle = str(here.bundle.path) if facts.is_local else await _volume(here, image)
     folder = here.scope.make(box) if facts.is_local else ""
     try:
         if folder:
             _write(folder, "passwd", users.passwd(known, who, spec.user))
             _write(folder, "group", users.group(known, who))
-        around = Surroundings(way, bundle, folder, found, is_swept=bool(here.data))
+        around = Surroundings(kind, bundle, folder, found, is_swept=bool(here.data))
         labels = {
             owner_scope.BOX: box,
             owner_scope.OWNER_SCOPE: here.scope.id,
             owner_scope.IMAGE: image.name,
             owner_scope.DIGEST: image.digest,
-            owner_scope.WAY: way,
+            owner_scope.CONNECTOR: kind,
             owner_scope.FOLDER: os.path.basename(folder),
             owner_scope.VERSION: hutch.__version__,
             owner_scope.DEGRADED: json.dumps(container.degraded(spec, facts, who)),
@@ -131,27 +130,27 @@ async def _run(
     here: ReachedEngine, facts: Facts, body: dict[str, Any], box: str, around: Surroundings
 ) -> Started:
     engine, id, folder = here.engine, "", around.folder
-    way: Rendezvous | Relays | None = None
-    if body["Labels"][owner_scope.WAY] == "meeting":
-        way = Rendezvous(folder, box)
+    connector: Rendezvous | Relays | None = None
+    if body["Labels"][owner_scope.CONNECTOR] == "meeting":
+        connector = Rendezvous(folder, box)
     try:
         id = await _create(here, body, box, facts)
         await engine.start(id)
         inspected = await engine.inspect(id)
         grade = facts.grade(body["HostConfig"]["Runtime"])
         record = ContainerRecord.of(inspected, grade, is_local=facts.is_local)
-        if isinstance(way, Rendezvous):
-            way.expect(record.guest)
-            await way.ready()
+        if isinstance(connector, Rendezvous):
+            connector.expect(record.guest)
+            await connector.ready()
             # This needs /proc/PID/root, which an ordinary user may not read. A server insists.
             if here.data or not os.geteuid():
                 mounts.check(around.mounts, record.guest)
-            return Started(record, way, folder, None)
-        way = Relays(engine, id, box, here.bundle.command("hutch.guest.relay", at=BUNDLE))
-        return Started(record, way, folder, await way.connect())
+            return Started(record, connector, folder, None)
+        connector = Relays(engine, id, box, here.bundle.command("hutch.guest.relay", at=BUNDLE))
+        return Started(record, connector, folder, await connector.connect())
     except BaseException as exc:
-        if way:
-            way.close()
+        if connector:
+            connector.close()
         if id:
             await engine.remove(id)
         if isinstance(exc, StartFailed):
@@ -255,7 +254,7 @@ async def _prepare(
         raise InvalidRequest(
             "folders can be mounted only by an engine on this machine: copy the files into the box"
         )
-    is_seen = container.way_of(facts, spec.runtime) == "meeting"
+    is_seen = container.connector_for(facts, spec.runtime) == "meeting"
     if here.data and not is_seen and not all(mount.is_given for mount in found):
         raise InvalidRequest(
             f"folders cannot be mounted with runtime {facts.runtime(spec.runtime)!r} at a server, "

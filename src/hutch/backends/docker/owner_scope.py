@@ -36,7 +36,7 @@ BOXES = "docker"  # in a lasting folder: one folder for each box
 
 # Labels of the container of a box.
 BOX, OWNER_SCOPE, IMAGE, DIGEST = "hutch.box", "hutch.yard", "hutch.image", "hutch.digest"
-VERSION, WAY, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
+VERSION, CONNECTOR, DEGRADED = "hutch.version", "hutch.way", "hutch.degraded"
 FOLDER, RUNTIME = "hutch.folder", "hutch.runtime"
 PLACE = "hutch.place"  # the data folder of a server, on its machine
 
