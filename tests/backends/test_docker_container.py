@@ -13,7 +13,13 @@ import pytest
 
 from hutch.backends.base import Spec
 from hutch.backends.docker.config import EngineAddress
-from hutch.backends.docker.container import ContainerImage, Surroundings, body, degraded, connector_for
+from hutch.backends.docker.container import (
+    ContainerImage,
+    Surroundings,
+    body,
+    connector_for,
+    degraded,
+)
 from hutch.backends.docker.doctor import unreachable
 from hutch.backends.docker.engine import Facts, facts_of, in_our_words, translate
 from hutch.backends.docker.images import (
@@ -24,8 +30,7 @@ from hutch.backends.docker.images import (
     repository_of,
 )
 from hutch.backends.docker.launch import no_runtime
-from hutch.backends.docker.mounts import FoundMount, find, give_away
-from hutch.backends.docker.users import BoxUser
+from hutch.backends.docker.users import BoxUser, FoundMount, give_away, open_mounts
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -415,7 +420,7 @@ def test_a_folder_is_given_away_whole_or_not_at_all(
         return opened(path, *args, **more)
 
     monkeypatch.setattr(os, "open", opens)
-    with find((Mount(str(inner), "/workspace"),), (str(inner),)) as found:
+    with open_mounts((Mount(str(inner), "/workspace"),), (str(inner),)) as found:
         if code == errno.ENOENT:  # somebody removed it meanwhile
             assert give_away(found)[0].owner[0] == inner.stat().st_uid > 0
         else:

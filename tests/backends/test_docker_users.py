@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hutch.backends.docker import mounts, users
+from hutch.backends.docker import users
 from hutch.backends.docker.users import OWN, OWN_OF_FEW, BoxUser, Users, choose, parse
 from hutch.errors import InvalidRequest
 from hutch.types import Mount
@@ -125,8 +125,8 @@ def test_the_box_s_user_has_a_name_and_a_home_that_can_be_written_to() -> None:
 # --- folders of this machine ------------------------------------------------------------
 
 
-def found(*wanted: Mount, **more: Any) -> tuple[mounts.FoundMount, ...]:
-    with mounts.find(wanted, **more) as looked_at:
+def found(*wanted: Mount, **more: Any) -> tuple[users.FoundMount, ...]:
+    with users.open_mounts(wanted, **more) as looked_at:
         return looked_at
 
 
@@ -134,20 +134,20 @@ def test_a_box_runs_as_who_owns_what_it_may_write_to(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.chown(tmp_path / "a", 501, 20)
     both = found(Mount(f"{tmp_path}/a", "/a"), Mount("/usr", "/b", read_only=True))
-    assert mounts.owner_of(both, relaxed=False) == (501, 20)
+    assert users.owner_of_mounts(both, relaxed=False) == (501, 20)
 
 
 def test_nothing_writable_has_no_owner() -> None:
     one = found(Mount("/usr", "/b", read_only=True))
-    assert mounts.owner_of(one, relaxed=False) is None
+    assert users.owner_of_mounts(one, relaxed=False) is None
 
 
 def test_what_belongs_to_root_cannot_be_mounted_writable(tmp_path: Path) -> None:
     os.chown(tmp_path, 0, 0)
     one = found(Mount(str(tmp_path), "/a"))
     with pytest.raises(InvalidRequest, match=r"chown -R.*read-only.*relax user"):
-        mounts.owner_of(one, relaxed=False)
-    assert mounts.owner_of(one, relaxed=True) == (0, 0)
+        users.owner_of_mounts(one, relaxed=False)
+    assert users.owner_of_mounts(one, relaxed=True) == (0, 0)
 
 
 def test_folders_of_two_owners_cannot_both_be_written_to(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_folders_of_two_owners_cannot_both_be_written_to(tmp_path: Path) -> None
         os.chown(tmp_path / name, 501 + number, 20)
     both = found(Mount(f"{tmp_path}/a", "/a"), Mount(f"{tmp_path}/b", "/b"))
     with pytest.raises(InvalidRequest, match=r"uid 501.*uid 502"):
-        mounts.owner_of(both, relaxed=False)
+        users.owner_of_mounts(both, relaxed=False)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_only_what_is_to_be_given_is_given_away(tmp_path: Path) -> None:
         (folder / "link").symlink_to(tmp_path)
         (folder / "gone").symlink_to("nowhere")
     wanted = (Mount(str(ours), "/a"), Mount(str(theirs), "/b"))
-    with mounts.find(wanted, (str(ours),)) as looked_at:
-        given = mounts.give_away(looked_at)
-        again = mounts.give_away(looked_at)
+    with users.open_mounts(wanted, (str(ours),)) as looked_at:
+        given = users.give_away(looked_at)
+        again = users.give_away(looked_at)
     uid = given[0].owner[0]
     assert uid in OWN and given[1].owner == (0, 0)
     inside = (ours, *(ours / name for name in ("sub", "sub/file", "link", "gone")))

@@ -20,7 +20,7 @@ from docker_of_tests import BUSYBOX, Client
 from hutch import HutchError, InvalidRequest, Mount, Sandbox, factory
 from hutch.backends import linux
 from hutch.backends.base import Spec
-from hutch.backends.docker import DockerBackend, mounts, owner_scope
+from hutch.backends.docker import DockerBackend, owner_scope, users
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import DockerEngine
@@ -262,14 +262,14 @@ def test_a_place_that_a_link_of_the_image_leads_to_is_not_taken_on_trust(
             box = await made.start(Spec(image=BUSYBOX, mounts=(Mount(str(where.x), "/data"),)))
             assert isinstance(box, DockerBox)
             guest = box._record.guest
-            with mounts.find((Mount(str(where.x), "/data"),)) as found:
-                mounts.check(found, guest)
+            with users.open_mounts((Mount(str(where.x), "/data"),)) as found:
+                users.check_mounted(found, guest)
             for place in ("/proc/self/cwd", "/nowhere", "/tmp"):
                 with (
-                    mounts.find((Mount(str(where.x), "/a"),)) as (found,),
+                    users.open_mounts((Mount(str(where.x), "/a"),)) as (found,),
                     pytest.raises(InvalidRequest, match="may not be mounted"),
                 ):
-                    mounts.check((replace(found, target=place),), guest)
+                    users.check_mounted((replace(found, target=place),), guest)
             await box.kill()
 
     asyncio.run(main())

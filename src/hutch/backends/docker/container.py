@@ -20,8 +20,7 @@ from hutch.errors import InvalidRequest
 from hutch.types import Limits, MiB
 
 from .engine import Facts
-from .mounts import RESERVED, FoundMount
-from .users import HOME, BoxUser
+from .users import HOME, RESERVED, BoxUser, FoundMount
 
 BUNDLE = "/.hutch"
 MEETING = RESERVED

@@ -20,16 +20,15 @@ from hutch.errors import (
     StartFailed,
 )
 
-from . import bundled, container, mounts, owner_scope, users
+from . import bundled, container, owner_scope, users
 from .box import ContainerRecord
 from .bundled import RuntimeBundle
 from .connect import GuestConnector, Relays, Rendezvous
 from .container import BUNDLE, ContainerImage, Surroundings
 from .engine import HELPER, DockerEngine, Facts, close_stream
 from .images import Resolver
-from .mounts import FoundMount
 from .owner_scope import OwnerScope
-from .users import BoxUser, Users
+from .users import BoxUser, FoundMount, Users
 
 LAST_WORDS = 5  # seconds for a guest that failed to fail again, when we read its output
 FOREIGN = "bind source path does not exist"
@@ -83,7 +82,7 @@ async def launch(here: ReachedEngine, spec: Spec, image: ContainerImage, box: st
 async def _launch(
     here: ReachedEngine, facts: Facts, spec: Spec, image: ContainerImage, box: str
 ) -> Started:
-    with mounts.find(spec.mounts, spec.give, here.data) as found:
+    with users.open_mounts(spec.mounts, spec.give, here.data) as found:
         found = await _prepare(here, facts, spec, found)
         return await _launch_with(here, facts, spec, image, box, found)
 
@@ -144,7 +143,7 @@ async def _run(
             await connector.ready()
             # This needs /proc/PID/root, which an ordinary user may not read. A server insists.
             if here.data or not os.geteuid():
-                mounts.check(around.mounts, record.guest)
+                users.check_mounted(around.mounts, record.guest)
             return Started(record, connector, folder, None)
         connector = Relays(engine, id, box, here.bundle.command("hutch.guest.relay", at=BUNDLE))
         return Started(record, connector, folder, await connector.connect())
@@ -261,7 +260,7 @@ async def _prepare(
             "for it cannot see what the box got: copy the files into the box"
         )
     async with here.giving:  # of two starts with the same folder, one gives it away
-        return await asyncio.to_thread(mounts.give_away, found)
+        return await asyncio.to_thread(users.give_away, found)
 
 
 def _who(
@@ -273,7 +272,7 @@ def _who(
     elif facts.is_rootless and any(m.owner[0] == os.getuid() for m in found if not m.read_only):
         return BoxUser(0, 0)  # outside of the container, this is the user who runs the engine
     else:
-        owner = mounts.owner_of(found, relaxed=relaxed)
+        owner = users.owner_of_mounts(found, relaxed=relaxed)
         if owner and facts.has_few_users:
             raise InvalidRequest(
                 "this engine gives user ids other numbers, so nothing of this machine can be "
