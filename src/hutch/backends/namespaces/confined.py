@@ -29,10 +29,8 @@ from hutch.backends.linux import cgroup, seccomp
 from hutch.types import Limits
 
 from .foreign import give_tree
-from .passed_fds import id_map
 from .plan import STORE_BASE, UIDS_PER_BOX
-from .user_namespace import take_mount_rights
-from .zygote import map_ids
+from .rights import id_map, map_ids, take_mount_rights
 
 INSTALLER_UID = STORE_BASE - UIDS_PER_BOX  # on the host, if root runs us; no other user has it
 OWN_CACHE = "hutch-installer"  # the installer's folder in a cache whose owner cannot be mapped

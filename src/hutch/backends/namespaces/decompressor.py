@@ -19,8 +19,7 @@ from hutch.backends.linux import seccomp
 
 from .launch import forbid_imports
 from .plan import STORE_BASE
-from .user_namespace import take_mount_rights
-from .zygote import map_ids
+from .rights import map_ids, take_mount_rights
 
 PIECE = 256 * 1024
 # Small, as the rest of a block is copied after each frame, and frames can be tiny.

@@ -27,10 +27,9 @@ from hutch.backends.linux import cgroup, seccomp
 from hutch.errors import HutchError
 from hutch.types import Grade, Layer, Report, Status, plain
 
-from . import NamespacesBackend, container, rights
-from .container import read
-from .passed_fds import id_map
+from . import NamespacesBackend, rights
 from .plan import UID_BASE, UIDS_PER_BOX, USER
+from .rights import id_map, read
 
 TRIAL_TIMEOUT = 10  # seconds; a trial takes milliseconds
 BOX_TIMEOUT = 30
@@ -314,7 +313,7 @@ def nested_namespaces() -> str:
 def user_ids() -> str:
     if not RANGED:
         why = "one only, yours: a box has a single user, who is also its guest"
-        raise Weak(why, "" if MINE.is_root or container.missing_options() else ROOT_IS_BETTER)
+        raise Weak(why, "" if MINE.is_root or rights.missing_options() else ROOT_IS_BETTER)
 
     def act() -> str:
         os.setresgid(USER, USER, USER)
@@ -450,7 +449,7 @@ def hierarchy() -> cgroup.Hierarchy:
 
 
 def _delegation(version: int) -> str:
-    if RANGED or container.is_container():
+    if RANGED or rights.is_container():
         return ""
     if version == 2:
         return "systemd-run --user --scope -p Delegate=yes hutch run -- COMMAND"
@@ -609,6 +608,6 @@ def cure(error: OSError) -> str:
 @cache
 def _options() -> str:
     """How to start the container that we are in, if its options are the cause; else ""."""
-    if options := container.missing_options():
-        return f"{container.program()} {' '.join(options)} IMAGE"
+    if options := rights.missing_options():
+        return f"{rights.container_program()} {' '.join(options)} IMAGE"
     return ""

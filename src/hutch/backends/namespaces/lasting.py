@@ -22,7 +22,7 @@ from hutch.backends import builds, linux
 from hutch.backends.spawn import CODE
 from hutch.errors import BackendUnavailable, Conflict
 
-from . import container, rendezvous
+from . import rendezvous, rights
 from .launcher import HostsGone, Launcher, refuse
 
 MAX_NEWCOMERS = 16  # connections that have not said hello
@@ -174,7 +174,7 @@ def main(fd: int, folder: int, build: str) -> None:
     except Exception as exc:
         if seat:
             traceback.print_exc()  # to its log, which stays
-        why = container.explain(exc) if seat else f"the launcher cannot listen: {exc}"
+        why = rights.explain(exc) if seat else f"the launcher cannot listen: {exc}"
         refuse(control, BackendUnavailable.code, why)
     # Before the socket: to hosts, a missing socket means that everything was cleaned up.
     builds.release(folder, code)

@@ -42,11 +42,11 @@ from hutch.errors import (
 )
 from hutch.types import Limits, Mount, Packages
 
-from . import container
+from . import rights
 from .image import HUTCH, host_image, image_with
 from .passed_fds import copy_folder, copy_layers, open_swap, owner_of
 from .plan import MAX_BOXES, PICKLER, id_maps, uid_of
-from .user_namespace import take_mount_rights
+from .rights import take_mount_rights
 from .zygotes import ZygoteProcess, kill
 
 # What is weaker where a control group is missing.
@@ -517,7 +517,7 @@ def main(fd: int, host: int) -> None:
         launcher.serve(control)
         launcher.run()
     except (OSError, HutchError) as exc:
-        refuse(control, BackendUnavailable.code, container.explain(exc))
+        refuse(control, BackendUnavailable.code, rights.explain(exc))
 
 
 def refuse(control: socket.socket, code: str, message: str) -> None:

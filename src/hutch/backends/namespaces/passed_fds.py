@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 
 from hutch.backends import linux
@@ -11,6 +10,7 @@ from hutch.errors import InvalidRequest
 from hutch.types import Mount
 
 from .plan import MAX_LAYERS, STORE_BASE, UID_BASE, UIDS_PER_BOX, uid_range
+from .rights import id_map
 
 
 def open_swap() -> int:
@@ -93,20 +93,3 @@ def copy_layers(layers: list[str], slot: int | None) -> list[int]:
         if mapped:
             os.close(mapped)
     return fds
-
-
-def id_map(uids: str, gids: str) -> int:
-    """A user namespace with these maps, for a mount, as a descriptor."""
-    pid = linux.clone_idle(linux.NEWUSER)  # its maps are written through a process in it
-    try:
-        write(f"/proc/{pid}/uid_map", uids)
-        write(f"/proc/{pid}/gid_map", gids)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)

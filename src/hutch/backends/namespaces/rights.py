@@ -9,13 +9,21 @@
 
 The machine's root must not be the only user of a box: the kernel does not count root's processes,
 and the /proc files that it hides from other users belong to root.
+
+Here is also how a process takes these rights, how it maps the ids of others, and what a container
+that we run in must be given.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 from dataclasses import dataclass
 from functools import cache
+
+from hutch.backends import builds, linux
+from hutch.backends.spawn import CODE, ROOT
 
 from .plan import MAX_BOXES, UID_BASE, UIDS_PER_BOX
 
@@ -32,6 +40,19 @@ _TO_MOUNT = {
     "SYS_ADMIN": 21,
 }
 _ALL_IDS = UID_BASE + UIDS_PER_BOX * (MAX_BOXES + 1)  # ids that we use, and all below them
+
+DOCKER, PODMAN = "/.dockerenv", "/run/.containerenv"
+RESTRICTED = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+
+# Calls that Docker's filter refuses with EPERM. The kernel itself refuses these arguments with
+# other errors.
+_CALLS = (
+    ("pivot_root", b"", b""),
+    ("open_tree", -1, b"", 0),
+    ("move_mount", -1, b"", -1, b"", 0),
+    ("mount_setattr", -1, b"", 0, b"", 0),
+    ("keyctl", 9999, 0, 0, 0, 0),
+)
 
 
 @dataclass(frozen=True)
@@ -72,3 +93,190 @@ def extents(path: str) -> list[tuple[int, int, int]]:
         rows = [line.split() for line in file]
     ranges = [(int(inside), int(outside), int(count)) for inside, outside, count in rows]
     return ranges or [(0, 0, 0)]
+
+
+# --- user namespaces ------------------------------------------------------------------------
+
+
+def take_mount_rights() -> Rights:
+    """Find out our rights, and enter a user namespace if mounts need one.
+
+    Raises OSError if this user cannot make mounts at all.
+    """
+    rights = find()
+    if rights.idmaps:
+        return rights
+    if rights.is_weak_root:
+        needs = ", ".join(f"CAP_{name}" for name in rights.lacks) or "more user ids than are mapped"
+        raise OSError(errno.EPERM, f"root needs {needs}")
+    if rights.ranged:
+        _unshare_with_all_ids()
+    else:
+        _unshare_with_own_id()
+    linux.mount("", "/", None, linux.REC | linux.PRIVATE)
+    if builds.HUTCH.startswith(ROOT):
+        builds.reopen(CODE)
+    return rights
+
+
+def _unshare_with_own_id() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    linux.unshare(linux.NEWUSER | linux.NEWNS)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"0 {uid} 1")
+    _write("/proc/self/gid_map", f"0 {gid} 1")
+
+
+def _unshare_with_all_ids() -> None:
+    """Only a process outside the namespace, with our capabilities, may map more than one id."""
+    maps = {
+        f"/proc/{os.getpid()}/{kind}_map": "\n".join(
+            f"{first} {first} {count}" for first, _, count in extents(f"/proc/self/{kind}_map")
+        )
+        for kind in ("uid", "gid")
+    }
+    reader, writer = os.pipe()
+    helper = os.fork()
+    if not helper:
+        os.close(writer)
+        code = 1
+        try:
+            if os.read(reader, 1):  # the namespace exists, and its creator is alive
+                for path, text in maps.items():
+                    _write(path, text)
+                code = 0
+        except OSError as exc:
+            code = exc.errno or 1
+        os._exit(code)
+    os.close(reader)
+    try:
+        linux.unshare(linux.NEWUSER | linux.NEWNS)
+        os.write(writer, b"m")
+    finally:
+        os.close(writer)
+        _, status = os.waitpid(helper, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise OSError(code, f"user ids: {os.strerror(code)}")
+
+
+def id_map(uids: str, gids: str) -> int:
+    """A user namespace with these maps, for a mount, as a descriptor."""
+    pid = linux.clone_idle(linux.NEWUSER)  # its maps are written through a process in it
+    try:
+        _write(f"/proc/{pid}/uid_map", uids)
+        _write(f"/proc/{pid}/gid_map", gids)
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def map_ids(pid: int, uids: str, gids: str, may_set_groups: bool) -> None:
+    """Write the maps of a process in a new user namespace."""
+    if not may_set_groups:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/gid_map", gids)
+    _write(f"/proc/{pid}/uid_map", uids)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+# --- containers that we run in --------------------------------------------------------------
+
+
+def is_container() -> bool:
+    return os.path.exists(DOCKER) or os.path.exists(PODMAN)
+
+
+def container_program() -> str:
+    return "docker run" if os.path.exists(DOCKER) else "podman run"
+
+
+def missing_options() -> list[str]:
+    """The options of `docker run` or `podman run` without which no boxes can be made in here.
+
+    Forks, so it is for processes with one thread.
+    """
+    if not is_container():
+        return []
+    options = []
+    if _is_filtered():
+        options.append("--security-opt seccomp=unconfined")
+    if _is_masked():
+        all_paths = "systempaths=unconfined" if os.path.exists(DOCKER) else "unmask=ALL"
+        options.append(f"--security-opt {all_paths}")
+    if read("/proc/self/attr/current").endswith("(enforce)"):
+        options.append("--security-opt apparmor=unconfined")
+    mine = find()
+    if mine.is_weak_root:
+        options += [f"--cap-add {name}" for name in mine.lacks]
+    if read(RESTRICTED) == "1" and not mine.is_admin:
+        options += ["--cap-add SYS_ADMIN"] if mine.is_root else ["--user 0", "--cap-add SYS_ADMIN"]
+    folders = ("/tmp", "/run") if mine.ranged else ("/tmp",)
+    options += [f"--tmpfs {folder}" for folder in folders if not os.access(folder, os.W_OK)]
+    return options
+
+
+def explain(error: Exception) -> str:
+    """Why no box can be made here, and what to do."""
+    reason = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if options := missing_options():
+        return (
+            f"this container does not allow boxes ({reason}): "
+            f"add {' '.join(options)} to `{container_program()}`"
+        )
+    return f"{reason}. {ADVICE}"
+
+
+def _is_filtered() -> bool:
+    """Whether a seccomp filter refuses the calls that make boxes. Tried in a child."""
+    if "Seccomp:\t0" in read("/proc/self/status"):
+        return False
+    pid = os.fork()
+    if not pid:
+        code = 0
+        try:
+            code = int(_has_refusal())
+        finally:
+            os._exit(code)  # the child must never run its parent's code
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+def _has_refusal() -> bool:
+    try:
+        linux.unshare(linux.NEWUSER | linux.NEWNS)
+    except OSError as exc:
+        return exc.errno == errno.EPERM
+    for name, *args in _CALLS:
+        try:
+            linux.call(name, *args)
+        except OSError as exc:
+            if exc.errno == errno.EPERM:
+                return True
+    return False
+
+
+def _is_masked() -> bool:
+    """Whether parts of /proc are covered: then the kernel does not allow to mount another /proc.
+
+    The kernel's own mount point in it does not count.
+    """
+    points = [line.split(" ")[4] for line in read("/proc/self/mountinfo").splitlines()]
+    return any(p.startswith("/proc/") and p != "/proc/sys/fs/binfmt_misc" for p in points)
+
+
+def read(path: str) -> str:
+    """The content of a small file; "" if it cannot be read."""
+    try:
+        with open(path) as file:
+            return file.read(1 << 20).strip()
+    except OSError:
+        return ""

@@ -36,8 +36,7 @@ from hutch.tar import (
 
 from .launch import forbid_imports
 from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
-from .user_namespace import take_mount_rights
-from .zygote import map_ids
+from .rights import map_ids, take_mount_rights
 
 WHITEOUT, OPAQUE, OTHER_MARKS = ".wh.", ".wh..wh..opq", ".wh..wh."
 DEVICES = (b"3", b"4")

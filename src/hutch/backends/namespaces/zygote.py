@@ -29,6 +29,7 @@ from hutch.backends.linux import seccomp
 
 from .launch import DISK, IMAGE, ROOT, become
 from .plan import LIB, LIBRARIES, OWN_LINKS, SOURCE, BoxImage
+from .rights import map_ids
 
 _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
 
@@ -263,22 +264,6 @@ def _number_of(pidfd: int) -> int:
             if line.startswith("Pid:") and int(line[4:]) > 0:
                 return int(line[4:])
     raise OSError(3, "the new process ended at once")
-
-
-def map_ids(pid: int, uids: str, gids: str, may_set_groups: bool) -> None:
-    """Write the maps of a process in a new user namespace."""
-    if not may_set_groups:
-        _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/gid_map", gids)
-    _write(f"/proc/{pid}/uid_map", uids)
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
 
 
 # The preloaded process: the image's own Python, with its packages imported, forked into boxes.

@@ -13,7 +13,7 @@ from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 
 from . import zygote
 from .plan import DEVICES, OTHER_IDS, UID_BASE, BoxImage
-from .rights import Rights
+from .rights import Rights, map_ids
 
 # A zygote answers in milliseconds. One that does not is hung: it is killed and replaced. Becoming
 # ready may take much longer, as packages are imported; the launcher does not block on that.
@@ -53,7 +53,7 @@ class ZygoteProcess:
             text = f"0 {UID_BASE} {OTHER_IDS}" if rights.ranged else "0 0 1"
             if rights.ranged and not rights.idmaps:  # a box may need the owner of a mount
                 text += f"\n{OTHER_IDS} 0 {UID_BASE}"
-            zygote.map_ids(pid, text, text, rights.ranged)
+            map_ids(pid, text, text, rights.ranged)
             sync.send(b"m")
         except BaseException:
             self.sock.close()
