@@ -47,7 +47,7 @@ from .image import HUTCH, host_image, image_with
 from .passed_fds import copy_folder, copy_layers, open_swap, owner_of
 from .plan import MAX_BOXES, PICKLER, id_maps, uid_of
 from .rights import take_mount_rights
-from .zygotes import ZygoteProcess, kill
+from .zygote import ZygoteProcess, kill
 
 # What is weaker where a control group is missing.
 WEAKER = {

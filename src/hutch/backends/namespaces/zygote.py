@@ -1,4 +1,4 @@
-"""The zygote: confined, and forked for the boxes of its image.
+"""The zygote: confined, and forked for the boxes of its image. Here are both ends of its socket.
 
 It is a fork of the launcher in namespaces of its own, in which it is pid 1: when it dies,
 the kernel kills its boxes. Its root holds the image's mounts and nothing else; it has no
@@ -21,17 +21,29 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 from hutch.backends import linux
 from hutch.backends.linux import seccomp
+from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 
 from .launch import DISK, IMAGE, ROOT, become
-from .plan import LIB, LIBRARIES, OWN_LINKS, SOURCE, BoxImage
-from .rights import map_ids
+from .plan import DEVICES, LIB, LIBRARIES, OTHER_IDS, OWN_LINKS, SOURCE, UID_BASE, BoxImage
+from .rights import Rights, map_ids
 
 _STAGE = "/tmp"  # any folder that exists everywhere; only our own namespace sees the mount
+# A zygote answers in milliseconds. One that does not is hung: it is killed and replaced. Becoming
+# ready may take much longer, as packages are imported; the launcher does not block on that.
+ANSWER_TIMEOUT = 10
+# Imports may be slow. A fork takes milliseconds: a process that takes longer is hung.
+PRELOAD_TIMEOUT = 120
+CLONE_TIMEOUT = 5
+# After so many forks, or seconds, another takes its place: what was mapped where, and the seed of
+# string hashes, is the same in all its boxes.
+MAX_FORKS, MAX_AGE = 1000, 3600
+LOG = "/tmp/preload"  # of the zygote's own root: what Python said when it could not go on
 
 
 def run(
@@ -189,28 +201,28 @@ class Zygote:
             if warming.failure:
                 raise Unfit(warming.failure)
 
-    def _look_after(self, one: Preloader) -> None:
-        if one is self._warming:
+    def _look_after(self, preloader: Preloader) -> None:
+        if preloader is self._warming:
             self._warming = None
-            if one.become_ready():
+            if preloader.become_ready():
                 if self._warm:
                     self._dismiss(self._warm)
-                self._warm = one
+                self._warm = preloader
             else:
-                self._dismiss(one)
-        elif one is self._warm:  # it sends nothing unasked, so it died
-            self._replace(one)
+                self._dismiss(preloader)
+        elif preloader is self._warm:  # it sends nothing unasked, so it died
+            self._replace(preloader)
 
-    def _replace(self, one: Preloader) -> None:
+    def _replace(self, preloader: Preloader) -> None:
         self._warm = None
-        self._dismiss(one)
+        self._dismiss(preloader)
         if not self._warming:
             self.warm_up()
 
-    def _dismiss(self, one: Preloader) -> None:
+    def _dismiss(self, preloader: Preloader) -> None:
         """It ends; what was forked from it does not."""
-        self._selector.unregister(one.sock)
-        one.close()
+        self._selector.unregister(preloader.sock)
+        preloader.close()
 
     # --- boxes ------------------------------------------------------------------------
 
@@ -250,9 +262,9 @@ class Zygote:
         if pid == 0:
             for sock in (self._launcher, ours):
                 sock.close()
-            for one in (self._warm, self._warming):
-                if one:
-                    one.forget()
+            for preloader in (self._warm, self._warming):
+                if preloader:
+                    preloader.forget()
             become(body, self._image, [theirs.detach(), *fds], self._program, {})
         return os.pidfd_open(pid)
 
@@ -266,7 +278,9 @@ def _number_of(pidfd: int) -> int:
     raise OSError(3, "the new process ended at once")
 
 
-# The preloaded process: the image's own Python, with its packages imported, forked into boxes.
+# --- the preloaded process ------------------------------------------------------------------
+#
+# The image's own Python, with its packages imported, forked into boxes.
 #
 #     zygote ──requests──> preloaded process ──clone──> box
 #
@@ -275,14 +289,6 @@ def _number_of(pidfd: int) -> int:
 # itself into new namespaces, and the child has rights in those; but it is nobody there until the
 # zygote has mapped its ids. This is the zygote's end; preloaded.py is what runs at the other.
 
-
-# Imports may be slow. A fork takes milliseconds: a process that takes longer is hung.
-PRELOAD_TIMEOUT = 120
-CLONE_TIMEOUT = 5
-# After so many forks, or seconds, another takes its place: what was mapped where, and the seed of
-# string hashes, is the same in all its boxes.
-MAX_FORKS, MAX_AGE = 1000, 3600
-LOG = "/tmp/preload"  # of the zygote's own root: what Python said when it could not go on
 
 _BOOT = """\
 import sys
@@ -294,7 +300,7 @@ main(3)
 
 
 class Preloader:
-    """One such process. Until `become_ready` it is still importing."""
+    """A preloaded process. Until `become_ready` it is still importing."""
 
     def __init__(self, image: BoxImage) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -398,3 +404,119 @@ def _become_python(zygote: socket.socket, executable: str) -> NoReturn:
         os.write(2, f"{exc}\n".encode())
     finally:
         os._exit(127)
+
+
+# --- the launcher's end ---------------------------------------------------------------------
+
+
+class ZygoteProcess:
+    """A confined process that is forked into boxes, and dies with its last descriptor here."""
+
+    def __init__(self, image: BoxImage, rights: Rights, *, warm: bool) -> None:
+        """Returns at once. `sock` is readable when `become_ready` can be called."""
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for sock in (self.sock, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self.is_ready = False
+        # Starts that wait until it is ready: the number of the request, and what to do.
+        self.waiting: list[tuple[int, Callable[[int], None]]] = []
+        sync, their_sync = socket.socketpair()
+        shown: list[tuple[str, int]] = []
+        try:
+            places = {**image.mounted, **{f"/dev/{name}": f"/dev/{name}" for name in DEVICES}}
+            for place, path in places.items():
+                fd = linux.copy_mount(path)
+                shown.append((place, fd))
+                device = place.startswith("/dev/")
+                quiet = linux.ATTR_NOSUID | (0 if device else linux.ATTR_NODEV | linux.ATTR_RDONLY)
+                linux.set_mount(fd, quiet, recursive=True)
+            pid = _clone_as(UID_BASE) if rights.ranged else linux.clone(linux.ALL_NAMESPACES)
+            if pid == 0:
+                self.sock.close()
+                sync.close()
+                run(theirs, their_sync, image, shown, rights.ranged, warm)
+            self.pidfd = os.pidfd_open(pid)
+            # When memory runs out, boxes are killed before processes of the host.
+            with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+                file.write("500")
+            text = f"0 {UID_BASE} {OTHER_IDS}" if rights.ranged else "0 0 1"
+            if rights.ranged and not rights.idmaps:  # a box may need the owner of a mount
+                text += f"\n{OTHER_IDS} 0 {UID_BASE}"
+            map_ids(pid, text, text, rights.ranged)
+            sync.send(b"m")
+        except BaseException:
+            self.sock.close()
+            raise
+        finally:
+            for _, fd in shown:
+                os.close(fd)
+            for sock in (theirs, sync, their_sync):
+                sock.close()
+
+    def become_ready(self) -> None:
+        """Read its first message. Raises BackendUnavailable if it could not start.
+
+        Raises InvalidRequest if the packages of the image cannot be preloaded.
+        """
+        self.sock.settimeout(ANSWER_TIMEOUT)
+        try:
+            body = json.loads(self.sock.recv(65536) or b'{"failed": "it died"}')
+        except OSError as exc:
+            body = {"failed": str(exc)}
+        if "unfit" in body:
+            raise InvalidRequest(f"this image cannot be used: {body['unfit']}")
+        if "failed" in body:
+            raise BackendUnavailable(f"the zygote could not start: {body['failed']}")
+        self.is_ready = True
+
+    def fork(self, request: dict[str, object], fds: list[int]) -> int:
+        """Fork a box. Returns its pidfd.
+
+        Raises StartFailed, with `is_ready` False if the zygote died, and OSError if no descriptor
+        is left for the pidfd: then nothing was forked.
+        """
+        os.close(os.dup(self.pidfd))  # there is one thread, so this number stays free until then
+        try:
+            socket.send_fds(self.sock, [json.dumps(request).encode()], fds)
+            message, received, _, _ = socket.recv_fds(self.sock, 65536, 1)
+        except OSError:
+            message, received = b"", []
+        if not message:
+            self.is_ready = False
+            raise StartFailed("the zygote died; the next start makes a new one")
+        body = json.loads(message)
+        if "failed" in body:
+            raise StartFailed(body["failed"])
+        return received[0]
+
+    def kill(self) -> None:
+        """Kill it, and with it every box."""
+        kill(self.pidfd)
+        os.close(self.pidfd)
+        self.sock.close()
+
+
+def kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except OSError:
+        pass
+
+
+def _clone_as(uid: int) -> int:
+    """Clone into namespaces whose creator is `uid` instead of root.
+
+    The kernel charges what a user of a namespace holds (inotify instances, pending signals) to
+    its creator too. No other process has this `uid`; root's limits are shared with the host.
+    """
+    NO_SETUID_FIXUP = 4  # keep our capabilities when the uid changes
+    linux.prctl(linux.PR_SET_SECUREBITS, NO_SETUID_FIXUP)
+    os.seteuid(uid)
+    pid = -1
+    try:
+        pid = linux.clone(linux.ALL_NAMESPACES)
+        return pid
+    finally:
+        if pid:  # the child has the credentials of its own namespace
+            os.seteuid(0)
+            linux.prctl(linux.PR_SET_SECUREBITS, 0)
