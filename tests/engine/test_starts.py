@@ -228,7 +228,10 @@ def test_of_a_burst_few_are_started_at_once_and_all_come_up(tmp_path: Path) -> N
         await until(lambda: made._sessions.starts.waiting == 57)
         # The backend's clock starts when it is asked: it was asked for three.
         assert len(backend.begun) == 3
-        assert made.metrics()["starts_waiting"] == 57 and made.metrics()["starts_running"] == 3
+        assert (
+            made.watching.metrics()["starts_waiting"] == 57
+            and made.watching.metrics()["starts_running"] == 3
+        )
         backend.go.set()
         infos = await asyncio.gather(*creating)
         assert len({info.id for info in infos}) == 60 and backend.most == 3

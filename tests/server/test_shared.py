@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hutch.server.cached import CachedValue
+from hutch.server.watching import CachedValue
 
 
 class Source:

@@ -199,14 +199,14 @@ def test_metrics_show_others_to_admins_only(small: Running) -> None:
 def test_a_report_is_made_once_for_everybody_who_asks(small: Running) -> None:
     reader = key_of(small, "reader", "read")
     made = 0
-    real = small.service._reports._make
+    real = small.service.watching._reports._make
 
     async def counted() -> Report:
         nonlocal made
         made += 1
         return await real()
 
-    small.service._reports._make = counted
+    small.service.watching._reports._make = counted
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda _: small.ask("GET", "/v1/report", key=reader), range(4)))
     assert [answer.status for answer in answers] == [200] * 4

@@ -10,13 +10,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import hutch
 from hutch import errors, serving
 from hutch import operations as op
 from hutch.backends.base import Backend, ByteStream
@@ -37,12 +35,10 @@ from hutch.serving import (
     SCOPES,
     BuildProgress,
     Identity,
-    ImageInfo,
     Key,
     PoolState,
     Preview,
     Quota,
-    ServerInfo,
     Ticket,
     Usage,
 )
@@ -50,10 +46,8 @@ from hutch.types import (
     STATES,
     BoxInfo,
     Execution,
-    Grade,
     Hibernation,
     Port,
-    Report,
     Result,
     State,
     Stats,
@@ -61,7 +55,6 @@ from hutch.types import (
 
 from .adoption import AdoptionReport, adopt_all
 from .audit import Audit
-from .cached import CachedValue
 from .journal import Journal, broken_off_entry
 from .keys import LOCAL, OPEN, OPERATOR, Caller, KeyExpired, Keys
 from .log import ServerLog
@@ -80,7 +73,6 @@ T = TypeVar("T")
 ItemT = TypeVar("ItemT")
 log = logging.getLogger("hutch")
 TICK = 5  # seconds between two rounds of housekeeping
-REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_LIST = 1000
 FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
@@ -116,13 +108,12 @@ class Service:
         self._tickets = Tickets(keys)
         self._sessions, self.rules = sessions, rules
         self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files", sessions.starts)
-        self._reports: CachedValue[Report] = CachedValue(backend.report, REPORT_SECONDS)
-        self._grade: Grade | None = None
         self.audit = Audit(folder / "audit", rules.audit_size, rules.audit_age)
-        self.watching = Watching(sessions, self.audit.folder, settings, log_records or ServerLog())
+        self.watching = Watching(
+            sessions, images.list, self.audit, settings, log_records or ServerLog()
+        )
         self._recorder = Recorder(self.audit)
         self._previews = Previews(keys, lambda id: id in sessions.lives)
-        self._began = time.time()
         self._tickers: list[asyncio.Task[None]] = []
         self.adoption = AdoptionReport()
         self.is_ready = False
@@ -506,9 +497,6 @@ class Service:
     async def _size_pool(self, o: serving.SizePool, caller: Caller) -> PoolState:
         return self._sessions.pool.size(o.image, o.size)
 
-    async def _list_images(self, o: serving.ListImages, caller: Caller) -> list[ImageInfo]:
-        return await asyncio.to_thread(self._images.list)
-
     async def _build_image(
         self, o: serving.BuildImage, caller: Caller
     ) -> AsyncGenerator[BuildProgress, None]:
@@ -522,32 +510,6 @@ class Service:
 
     async def _remove_image(self, o: serving.RemoveImage, caller: Caller) -> None:
         await self._images.remove(o.name)
-
-    async def _get_report(self, o: op.GetReport, caller: Caller) -> Report:
-        return await self._reports.get()
-
-    async def _info(self, o: serving.GetInfo, caller: Caller) -> ServerInfo:
-        if self._grade is None:
-            self._grade = (await self._reports.get()).grade
-        rules, images = self.rules, await asyncio.to_thread(self._images.list)
-        names = rules.allowed_images or tuple(image.name for image in images)
-        limits = {
-            "ttl_seconds": {"default": rules.default_ttl, "max": rules.max_ttl},
-            "memory": {"default": rules.default_limits.memory, "max": rules.max_limits.memory},
-            "cpus": {"default": rules.default_limits.cpus, "max": rules.max_limits.cpus},
-            "pids": {"default": rules.default_limits.pids, "max": rules.max_limits.pids},
-            "sessions": {"max": rules.max_sessions},
-        }
-        return ServerInfo(
-            hutch.__version__,
-            self._backend.name,
-            (self._backend.name,),
-            self._grade,
-            rules.default_image,
-            names,
-            limits,
-            self._began,
-        )
 
     # --- previews of ports ------------------------------------------------------------------
 
@@ -565,28 +527,6 @@ class Service:
         return self._previews.find(token, peer)
 
     # --- housekeeping ---------------------------------------------------------------------
-
-    def metrics(self, owner: str | None = None) -> dict[str, float]:
-        """Values for /metrics: of the whole server, or of one owner's sessions."""
-        states = Counter(
-            life.info.status
-            for life in self._sessions.lives.values()
-            if owner in (None, life.info.owner)
-        )
-        sessions = {f"sessions_{status}": float(states[status]) for status in LIVE}
-        if owner is not None:
-            return sessions
-        pool = self._sessions.pool.states()
-        return {
-            **sessions,
-            "starts_running": self._sessions.starts.running,
-            "starts_waiting": self._sessions.starts.waiting,
-            "pool_ready": sum(state.ready for state in pool),
-            "pool_target": sum(state.target for state in pool),
-            "pool_failures": sum(state.failures for state in pool),
-            "uptime_seconds": time.time() - self._began,
-            "audit_dropped": self.audit.dropped,
-        }
 
     async def _tick(self) -> None:
         for turn in range(1 << 62):
@@ -617,7 +557,7 @@ class Service:
         self.is_ready = False
         for ticker in self._tickers:
             ticker.cancel()
-        await self._reports.close()
+        await self.watching.close()
         stay = await self._sessions.leave(drain=drain or 0, kill=kill)
         await self._files.close_all()
         await self._workspaces.close()
@@ -668,8 +608,6 @@ _HANDLERS = Handlers(
     op.Hibernate.by(Service, Service._hibernate),
     op.Wake.by(Service, Service._wake),
     op.GetStats.by(Service, Service._stats),
-    op.GetReport.by(Service, Service._get_report),
-    serving.GetInfo.by(Service, Service._info),
     serving.ListPorts.by(Service, Service._ports),
     serving.WhoAmI.by(Service, Service._who_am_i),
     serving.MakeTicket.by(Service, Service._make_ticket),
@@ -683,7 +621,6 @@ _HANDLERS = Handlers(
     serving.SetQuota.by(Service, Service._set_quota),
     serving.GetPool.by(Service, Service._pool),
     serving.SizePool.by(Service, Service._size_pool),
-    serving.ListImages.by(Service, Service._list_images),
     serving.BuildImage.streamed_by(Service, Service._build_image),
     serving.PullImage.streamed_by(Service, Service._pull_image),
     serving.RemoveImage.by(Service, Service._remove_image),

@@ -1,4 +1,4 @@
-"""What owners and operators of a server look at: sessions, figures, settings, and its log."""
+"""What owners and operators look at: the server, its sessions, metrics, settings and logs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Generic, Protocol, TypeVar
 
+import hutch
+from hutch import operations as op
 from hutch import serving
 from hutch.engine.lifecycle import Lifecycle
 from hutch.errors import HutchError, InvalidRequest, NotFound, NotPermitted
@@ -17,29 +18,74 @@ from hutch.operations import Handlers
 from hutch.serving import (
     AuditEntry,
     Failure,
+    ImageInfo,
     JournalEntry,
     LogRecord,
     Sample,
+    ServerInfo,
     SessionStats,
     SettingsCheck,
     SettingsReport,
 )
-from hutch.types import BoxInfo, State, Stats
+from hutch.types import BoxInfo, Grade, Report, State, Stats
 
-from .audit import AuditFilter, entries, read
+from .audit import Audit, AuditFilter, entries, read
 from .history import BoxUsage
 from .journal import Journal, as_asciicast, as_notebook
 from .keys import Caller
 from .log import MAX_RECORDS, ServerLog
 from .recorder import NotYours
 from .sessions import Sessions
+from .store import LIVE
 
+T = TypeVar("T")
 log = logging.getLogger("hutch")
+REPORT_SECONDS = 30  # a report starts a box, so it is cached
 MAX_ENTRIES = 1_000_000
 MAX_STATS = 200  # sessions in one request
 MEASURE_SECONDS = 5  # for a box that is asked what it uses
 AT_ONCE = 50  # boxes that are asked
 MAX_MEASURED = 1000  # boxes, for the history: with more, memory and cpu are left out
+
+
+class CachedValue(Generic[T]):
+    """`get` runs `make` at most once at a time, and keeps its value for `seconds`.
+
+    Errors are not kept: current callers get the error, and the next one tries again.
+    """
+
+    def __init__(self, make: Callable[[], Coroutine[object, object, T]], seconds: float) -> None:
+        self._make, self._seconds = make, seconds
+        self._task: asyncio.Task[T] | None = None
+        self._done_at = 0.0
+
+    async def get(self) -> T:
+        if self._task is None or (self._task.done() and not self._is_fresh(self._task)):
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(_retrieve)
+        # A caller that is cancelled must not cancel it for the others.
+        return await asyncio.shield(self._task)
+
+    async def _run(self) -> T:
+        value = await self._make()
+        self._done_at = time.monotonic()
+        return value
+
+    def _is_fresh(self, task: asyncio.Task[T]) -> bool:
+        failed = task.cancelled() or task.exception() is not None
+        return not failed and time.monotonic() - self._done_at < self._seconds
+
+    async def close(self) -> None:
+        """Cancel `make` if it is running."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _retrieve(task: asyncio.Task[object]) -> None:
+    """Mark an error as seen: asyncio logs one that no caller is left to receive."""
+    if not task.cancelled():
+        task.exception()
 
 
 class SettingsEditor(Protocol):
@@ -59,15 +105,78 @@ class Watching:
     def __init__(
         self,
         sessions: Sessions,
-        audit: Path,
+        list_images: Callable[[], list[ImageInfo]],
+        audit: Audit,
         settings: SettingsEditor | None,
         log_records: ServerLog,
     ) -> None:
-        """`audit`: the folder of the audit log."""
-        self._sessions, self._audit = sessions, audit
+        """`list_images` is called in a thread."""
+        self._sessions, self._list_all_images, self._audit = sessions, list_images, audit
         self.settings, self.log = settings, log_records
         self._changing_settings = asyncio.Lock()
         self._cpu_seconds: dict[str, tuple[float, float]] = {}  # when, and of each box
+        self._reports = CachedValue(sessions.backend.report, REPORT_SECONDS)
+        self._grade: Grade | None = None
+        self._began = time.time()
+
+    async def close(self) -> None:
+        await self._reports.close()
+
+    # --- the server
+
+    async def _get_report(self, o: op.GetReport, caller: Caller) -> Report:
+        return await self._reports.get()
+
+    async def _info(self, o: serving.GetInfo, caller: Caller) -> ServerInfo:
+        if self._grade is None:
+            self._grade = (await self._reports.get()).grade
+        rules = self._sessions.rules
+        images = await asyncio.to_thread(self._list_all_images)
+        names = rules.allowed_images or tuple(image.name for image in images)
+        limits = {
+            "ttl_seconds": {"default": rules.default_ttl, "max": rules.max_ttl},
+            "memory": {"default": rules.default_limits.memory, "max": rules.max_limits.memory},
+            "cpus": {"default": rules.default_limits.cpus, "max": rules.max_limits.cpus},
+            "pids": {"default": rules.default_limits.pids, "max": rules.max_limits.pids},
+            "sessions": {"max": rules.max_sessions},
+        }
+        return ServerInfo(
+            hutch.__version__,
+            self._sessions.backend.name,
+            (self._sessions.backend.name,),
+            self._grade,
+            rules.default_image,
+            names,
+            limits,
+            self._began,
+        )
+
+    async def _list_images(self, o: serving.ListImages, caller: Caller) -> list[ImageInfo]:
+        return await asyncio.to_thread(self._list_all_images)
+
+    def metrics(self, owner: str | None = None) -> dict[str, float]:
+        """Values for /metrics: of the whole server, or of one owner's sessions."""
+        states = Counter(
+            life.info.status
+            for life in self._sessions.lives.values()
+            if owner in (None, life.info.owner)
+        )
+        sessions = {f"sessions_{status}": float(states[status]) for status in LIVE}
+        if owner is not None:
+            return sessions
+        pool = self._sessions.pool.states()
+        return {
+            **sessions,
+            "starts_running": self._sessions.starts.running,
+            "starts_waiting": self._sessions.starts.waiting,
+            "pool_ready": sum(state.ready for state in pool),
+            "pool_target": sum(state.target for state in pool),
+            "pool_failures": sum(state.failures for state in pool),
+            "uptime_seconds": time.time() - self._began,
+            "audit_dropped": self._audit.dropped,
+        }
+
+    # --- sessions
 
     async def _follow_sessions(
         self, o: serving.FollowSessions, caller: Caller
@@ -228,7 +337,7 @@ class Watching:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
             raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
         only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
-        return await asyncio.to_thread(read, self._audit, o.after, o.limit, only)
+        return await asyncio.to_thread(read, self._audit.folder, o.after, o.limit, only)
 
     async def _follow_audit(
         self, o: serving.FollowAudit, caller: Caller
@@ -236,7 +345,7 @@ class Watching:
         if o.after < 0:
             raise InvalidRequest("after must be 0 or more")
         only = AuditFilter.parse(o.since, o.owner, o.key, o.event)
-        return entries(self._audit, o.after, only, follow=True)
+        return entries(self._audit.folder, o.after, only, follow=True)
 
 
 async def _each(pieces: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -251,6 +360,9 @@ def _seen_owner(owner: str | None, caller: Caller) -> str | None:
 
 
 WATCH_HANDLERS = Handlers(
+    op.GetReport.by(Watching, Watching._get_report),
+    serving.GetInfo.by(Watching, Watching._info),
+    serving.ListImages.by(Watching, Watching._list_images),
     serving.ReadJournal.by(Watching, Watching._read_journal),
     serving.FollowJournal.streamed_by(Watching, Watching._follow_journal),
     serving.ExportJournal.streamed_by(Watching, Watching._export_journal),

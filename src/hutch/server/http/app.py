@@ -268,7 +268,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
-        yield from _gauges(self._service.metrics())
+        yield from _gauges(self._service.watching.metrics())
         ended = CounterMetricFamily(
             "hutch_connections_ended", "Connections that the server ended.", labels=["reason"]
         )
@@ -281,7 +281,7 @@ class Metrics:
         """All metrics; for one owner, only those of their own sessions."""
         if owner is not None:
             own = CollectorRegistry()
-            own.register(_Fixed(_gauges(self._service.metrics(owner))))
+            own.register(_Fixed(_gauges(self._service.watching.metrics(owner))))
             return generate_latest(own)
         self._limits = limits
         return generate_latest(self._registry)
