@@ -32,8 +32,7 @@ from hutch.errors import InvalidRequest, StartFailed
 from hutch.images import store
 
 from . import running
-from .frames import HEAD, length_of, pack, unpack
-from .unix_listener import address, sweep
+from .kernellite_socket import HEAD, address, length_of, pack, sweep, unpack
 
 IMAGE = "data"
 SOCKET = "kernel.sock"

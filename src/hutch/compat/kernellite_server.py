@@ -22,8 +22,7 @@ from hutch.client._async import AsyncSandbox
 from hutch.errors import BoxError, CallerError, HutchError
 from hutch.types import CellResult, Execution
 
-from .frames import HEAD, BadMessage, length_of, pack, unpack
-from .unix_listener import Log, UnixListener
+from .kernellite_socket import HEAD, BadMessage, Log, UnixListener, length_of, pack, unpack
 
 MakeBox = Callable[[], Awaitable[AsyncSandbox]]
 Answer = dict[str, object]

@@ -1,4 +1,7 @@
-"""The folder of a KernelLite server: its socket, and its log.
+"""The socket of a KernelLite server, for both ends; and the folder that has it and the log.
+
+A message is a length in four bytes, big-endian, then JSON; there is one request, and one answer.
+What arrives is either parsed or refused with BadMessage.
 
 The folder is often inside the project, where code in a box can write. So nothing in it is trusted:
 no link is followed, and the log and the socket must be a regular file and a socket.
@@ -8,21 +11,56 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import socket
 import stat
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest
 
+# Code and output are far below this. A length above it is garbage, or an attack on our memory.
+MAX_MESSAGE = 64 * 1024 * 1024
+HEAD = 4
+
 LOG = "daemon.log"
 BACKLOG = 1024  # connect() of a socket with a timeout fails at once if the queue is full
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class BadMessage(ValueError):
+    """Not a valid message. The text says why."""
+
+
+def pack(message: Mapping[str, object]) -> bytes:
+    body = json.dumps(message).encode()
+    return struct.pack("!I", len(body)) + body
+
+
+def length_of(head: bytes) -> int:
+    """The length of the body that follows these four bytes. Raises BadMessage if it is too long."""
+    length: int = struct.unpack("!I", head)[0]
+    if length > MAX_MESSAGE:
+        raise BadMessage(f"a message of {length} bytes: at most {MAX_MESSAGE} are taken")
+    return length
+
+
+def unpack(body: bytes) -> object:
+    """The JSON of a body. Raises BadMessage if it is invalid."""
+    try:
+        message: object = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise BadMessage(f"not JSON: {exc}") from None
+    return message
+
+
+# --- the folder --------------------------------------------------------------------------
 
 
 def address(name: str, folder: int) -> str:
