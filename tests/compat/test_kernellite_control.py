@@ -17,7 +17,7 @@ import pytest
 from asking import PATIENCE, timed_out, wait_until
 
 from hutch import InvalidRequest, StartFailed
-from hutch.compat import kernellite, running
+from hutch.compat import kernellite
 from hutch.compat.kernellite import (
     exec_code,
     interrupt,
@@ -26,6 +26,7 @@ from hutch.compat.kernellite import (
     start_container,
     stop_container,
 )
+from hutch.images.store import data_dir
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +46,14 @@ def start(project: str, slug: str = "it", **more: str) -> str:
     return start_container(project, slug, image="host", **more)
 
 
-def server_of(project: str) -> running.Running:
-    found = running.find(Path(project))
+def server_of(project: str) -> kernellite.RunningServer:
+    found = kernellite.find_server(Path(project))
     assert found
     return found
 
 
 def records() -> list[str]:
-    return sorted(path.name for path in running.data_dir().glob("kernels/*.json"))
+    return sorted(path.name for path in data_dir().glob("kernels/*.json"))
 
 
 # --- the same as KernelLite's --------------------------------------------------------------
@@ -219,9 +220,9 @@ def test_a_stranger_with_the_same_number_is_never_touched(
     project: str, lie: dict[str, Any]
 ) -> None:
     with subprocess.Popen(["sleep", "600"]) as stranger:
-        seen = running.Running.now(stranger.pid, Path(project), Path(project, "x.sock"))
-        with running.record("sandbox_it") as record:
-            record.write(replace(seen, **lie))
+        seen = kernellite.RunningServer.now(stranger.pid, Path(project), Path(project, "x.sock"))
+        with kernellite.server_file("sandbox_it") as file:
+            file.write(replace(seen, **lie))
         stop_container("it")
         assert stranger.poll() is None and records() == []
         stranger.kill()

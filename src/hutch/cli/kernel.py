@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from hutch.client.parse import parse_size
+from hutch.compat.kernellite import empty_folder
 from hutch.compat.kernellite_server import STARTED, KernelLiteServer
 from hutch.compat.kernellite_socket import UnixListener
-from hutch.compat.running import empty_folder
 from hutch.errors import InvalidRequest
 from hutch.local import AsyncSandbox
 from hutch.types import Mount

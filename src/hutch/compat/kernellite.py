@@ -13,6 +13,7 @@ lists the differences.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -24,19 +25,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hutch.errors import InvalidRequest, StartFailed
+from hutch.errors import BackendUnavailable, InvalidRequest, StartFailed
 from hutch.images import store
+from hutch.images.store import data_dir
+from hutch.pidfile import PidFile, began, boot, parse
 
-from . import running
 from .kernellite_socket import HEAD, address, length_of, pack, sweep, unpack
 
 IMAGE = "data"
 SOCKET = "kernel.sock"
 START_TIMEOUT = 300.0  # seconds
+END_TIMEOUT = 10.0  # seconds to exit after SIGTERM; then it is killed, and its box with it
 SHORT = 5.0  # seconds for an answer that needs no work
 GRACE = 10.0  # seconds that an answer may take beyond the timeout of its cell
 TOOL_TIMEOUT = 300.0
@@ -84,17 +89,17 @@ def start_container(
         "--cpus": cpus,
         "--idle-hibernate": idle_hibernate_sec,
     }
-    with running.record(name) as record:
-        _stop(record)
+    with server_file(name) as file:
+        _stop(file)
         pid, output = _spawn([f"{option}={value}" for option, value in words.items()])
-        server = running.Running.now(pid, project, path)
-        record.write(server)
+        server = RunningServer.now(pid, project, path)
+        file.write(server)
         try:
             _wait_until_ready(output, name)
             if not ping(project_dir, str(path.parent)):
                 raise StartFailed(f"{name} started and does not answer at {path}")
         except BaseException:
-            _stop(record)
+            _stop(file)
             raise
         finally:
             os.close(output)
@@ -106,8 +111,8 @@ def stop_container(slug: str) -> None:
 
     Does nothing if there is none.
     """
-    with running.record(_name(slug)) as record:
-        _stop(record)
+    with server_file(_name(slug)) as file:
+        _stop(file)
 
 
 def exec_code(
@@ -173,12 +178,12 @@ def _name(slug: str) -> str:
     return f"sandbox_{slug}"
 
 
-def _stop(record: running.Record) -> None:
-    before = record.read()
+def _stop(file: ServerFile) -> None:
+    before = file.read()
     if before:
         before.end()
         sweep(Path(before.socket))
-    record.clear()
+    file.clear()
 
 
 def _spawn(words: list[str]) -> tuple[int, int]:
@@ -237,6 +242,106 @@ def _last_line(printed: bytes) -> str:
     return lines[-1].removeprefix("hutch: ") if lines else "it said nothing"
 
 
+# --- which servers run ---------------------------------------------------------------------
+#
+# One process can start a server and another stop it. Each has a small file, by name, which is also
+# the lock for starting and stopping it.
+
+
+@dataclass(frozen=True)
+class RunningServer(PidFile):
+    """A server, as it was started."""
+
+    project: str
+    socket: str
+
+    @classmethod
+    def now(cls, pid: int, project: Path, socket: Path) -> RunningServer:
+        return cls(pid, began(pid) or 0, boot(), str(project), str(socket))
+
+    def end(self) -> None:
+        """Stop it; when this returns, it is gone. Never signals a process that reuses its pid."""
+        with self.held() as process:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if process is None or process.ends_within(0):
+                    return
+                process.signal(number)
+                process.ends_within(END_TIMEOUT)
+
+
+class ServerFile:
+    """The file of one name, while it is locked."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def read(self) -> RunningServer | None:
+        return parse(RunningServer, os.pread(self._file, 65536, 0))
+
+    def write(self, running: RunningServer) -> None:
+        self.clear()
+        os.pwrite(self._file, running.dump(), 0)
+
+    def clear(self) -> None:
+        os.ftruncate(self._file, 0)
+
+
+@contextmanager
+def server_file(name: str) -> Iterator[ServerFile]:
+    """The file of this name, locked: other callers wait for it."""
+    path = _folder() / f"{name}.json"
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(file, path):
+                continue  # removed while we waited
+            locked = ServerFile(file)
+            try:
+                yield locked
+            finally:
+                if locked.read() is None:
+                    path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(file)
+
+
+def find_server(project: Path) -> RunningServer | None:
+    """The running server of this project, if it was started by name."""
+    for path in _folder().glob("*.json"):
+        try:
+            running = parse(RunningServer, path.read_bytes())
+        except OSError:
+            continue
+        if running and running.project == str(project) and running.is_alive:
+            return running
+    return None
+
+
+def empty_folder() -> Path:
+    """An empty folder, mounted over what a box must not see."""
+    folder = _folder() / "empty"
+    folder.mkdir(0o755, exist_ok=True)
+    return folder
+
+
+def _folder() -> Path:
+    folder = data_dir() / "kernels"
+    try:
+        folder.mkdir(0o755, parents=True, exist_ok=True)
+    except OSError as exc:
+        raise BackendUnavailable(f"cannot make {folder}: {exc.strerror}") from exc
+    return folder
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 # --- requests ----------------------------------------------------------------------------
 
 
@@ -260,7 +365,7 @@ def _path(project_dir: str, socket_dir: str | None) -> Path:
         return Path(socket_dir, SOCKET)
     path = Path(project_dir, ".sandbox", SOCKET)
     if not path.exists():
-        server = running.find(Path(os.path.abspath(project_dir)))
+        server = find_server(Path(os.path.abspath(project_dir)))
         if server:
             return Path(server.socket)
     return path
