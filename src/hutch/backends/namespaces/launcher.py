@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hutch.backends import linux
+from hutch.backends.builds import HUTCH
 from hutch.backends.linux import cgroup
 from hutch.backends.linux.mounts import check_mounts, open_source
 from hutch.errors import (
@@ -43,10 +44,9 @@ from hutch.errors import (
 from hutch.types import Limits, Mount, Packages
 
 from . import rights
-from .image import HUTCH, host_image, image_with
-from .passed_fds import copy_folder, copy_layers, open_swap, owner_of
 from .plan import MAX_BOXES, PICKLER, id_maps, uid_of
 from .rights import take_mount_rights
+from .sources import copy_folder, copy_layers, host_image, image_with, open_swap, owner_of
 from .zygote import ZygoteProcess, kill
 
 # What is weaker where a control group is missing.

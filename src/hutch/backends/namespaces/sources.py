@@ -1,15 +1,35 @@
-"""What the launcher opens with its rights and passes to a new box, as descriptors."""
+"""What a box gets of this machine: folders of the system, and what the launcher opens for it."""
 
 from __future__ import annotations
 
 import os
+import sysconfig
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hutch.backends import linux
+from hutch.backends.builds import HUTCH  # in a launcher, by the descriptor of its private copy
 from hutch.errors import InvalidRequest
-from hutch.types import Mount
+from hutch.types import Mount, Packages
 
-from .plan import MAX_LAYERS, STORE_BASE, UID_BASE, UIDS_PER_BOX, uid_range
+from .plan import (
+    ENVIRONMENT,
+    ETC_FILES,
+    ETC_FOLDERS,
+    INTERPRETER,
+    LIB,
+    LIBRARIES,
+    MAX_LAYERS,
+    OWN_FILES,
+    SOURCE,
+    STORE_BASE,
+    TOP,
+    UID_BASE,
+    UIDS_PER_BOX,
+    BoxImage,
+    Python,
+    uid_range,
+)
 from .rights import id_map
 
 
@@ -93,3 +113,37 @@ def copy_layers(layers: list[str], slot: int | None) -> list[int]:
         if mapped:
             os.close(mapped)
     return fds
+
+
+# --- what the boxes of an image see ---------------------------------------------------------
+
+
+def host_image() -> BoxImage:
+    """Image `host`: the machine's own system."""
+    mounted, links = {"/usr": "/usr", LIB + "/hutch_kernel": HUTCH + "/kernel"}, {}
+    files = {path: text.encode() for path, text in OWN_FILES.items()}
+    for path in (*TOP, *ETC_FOLDERS):
+        if os.path.islink(path):
+            links[path] = os.readlink(path)
+        elif os.path.isdir(path):
+            mounted[path] = path
+    for path in ETC_FILES:
+        try:
+            with open(path, "rb") as file:
+                files[path] = file.read()
+        except OSError:
+            continue  # not every machine has every file
+    return BoxImage(mounted, links, files)
+
+
+def image_with(packages: Packages, host: BoxImage) -> BoxImage:
+    """The machine's own system, with Python packages of its own."""
+    mounted = {**host.mounted, ENVIRONMENT: packages.folder, SOURCE + "/hutch": HUTCH}
+    links = dict(host.links)
+    if not packages.prefix.startswith("/usr"):
+        mounted[INTERPRETER] = packages.prefix
+        library = sysconfig.get_config_var("INSTSONAME")
+        if sysconfig.get_config_var("Py_ENABLE_SHARED") and library:
+            links[f"{LIBRARIES}/{library}"] = f"{INTERPRETER}/lib/{library}"
+    python = Python(packages.executable, packages.version, packages.preload)
+    return replace(host, mounted=mounted, links=links, python=python)
