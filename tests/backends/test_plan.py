@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hutch.backends.linux.mounts import check_mounts
+from hutch.backends.linux.folders import check_mounts
 from hutch.backends.namespaces.plan import (
     OTHER_IDS,
     UID_BASE,

@@ -24,7 +24,7 @@ from hutch.backends.docker import DockerBackend, owner_scope, users
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import DockerEngine
-from hutch.backends.linux.mounts import open_source
+from hutch.backends.linux.folders import open_source
 
 WHO = 4321  # whose the folders are: a container does not run as root
 

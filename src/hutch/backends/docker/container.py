@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hutch.backends.base import Spec
-from hutch.backends.linux.mounts import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
+from hutch.backends.linux.folders import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
 from hutch.errors import InvalidRequest
 from hutch.types import Limits, MiB
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hutch.backends import linux
-from hutch.backends.linux.mounts import check_mounts, open_source, path_of
+from hutch.backends.linux.folders import check_mounts, open_source, path_of
 from hutch.errors import InvalidRequest
 from hutch.guest.relay import RELAY
 from hutch.types import Mount

@@ -31,7 +31,7 @@ from typing import Any
 from hutch.backends import linux
 from hutch.backends.builds import HUTCH
 from hutch.backends.linux import cgroup
-from hutch.backends.linux.mounts import check_mounts, open_source
+from hutch.backends.linux.folders import check_mounts, open_source
 from hutch.errors import (
     TOO_MANY_FILES,
     BackendUnavailable,

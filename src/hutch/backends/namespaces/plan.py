@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hutch.backends.linux.mounts import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
+from hutch.backends.linux.folders import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
 from hutch.errors import InvalidRequest
 from hutch.types import Limits, Mount
 
