@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hutch.tools.condense import FAMILIES, Condenser, condense
 from hutch.tools.condense.detect import calls
-from hutch.tools.condense.failures import looks_like_failure
+from hutch.tools.condense.sift import looks_like_failure
 
 COMMANDS = [
     "./run", "git status", "git diff", "git log", "git show", "git blame x", "git push", "ls -la",

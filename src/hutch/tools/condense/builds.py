@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .failures import looks_like_failure
 from .family import CommandLine, Family, Hidden, Shown, count
 from .frames import frameless, traces
-from .sift import gathered, is_like, like, without
+from .sift import gathered, is_like, like, looks_like_failure, without
 
 SOME = 8  # lines of a kind; with more, the output is recognised by them
 _COMPILERS = r"(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ar|ranlib|ld|libtool|nasm|javac|rustc)"

@@ -20,12 +20,12 @@ from .checks import CHECKS
 from .custom import Filter
 from .data import DATA
 from .engines import ENGINES
-from .failures import failing
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .files import CONTENTS, FILES
 from .git import DIFF, GIT
 from .installs import INSTALLS
 from .logs import LOGS
+from .sift import failing
 from .stream import BLOCK, PrintedLines
 from .tests import TESTS
 

@@ -33,8 +33,8 @@ from typing import Any
 
 from hutch.errors import InvalidRequest
 
-from .failures import LONGEST, looks_like_failure
 from .family import Hidden, Shown, count
+from .sift import LONGEST, looks_like_failure
 
 SECONDS = 1.0  # of CPU time that a filter may take for one output
 log = logging.getLogger("hutch")

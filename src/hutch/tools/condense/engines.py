@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .failures import looks_like_failure
 from .family import CommandLine, Family, Hidden, Shown
 from .logs import shorten as shorten_logs
-from .sift import is_like, squeezed, table, without
+from .sift import is_like, looks_like_failure, squeezed, table, without
 
 MANY = 25  # rows of a table; of more, healthy ones are only counted
 FEW = 4  # rows; with so few, every column is shown

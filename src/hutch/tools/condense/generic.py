@@ -6,9 +6,9 @@ import re
 from itertools import groupby
 from operator import eq
 
-from .failures import failing
 from .family import Gap, Hidden, Shown, count
 from .frames import traces
+from .sift import failing
 from .stream import SOME_FAILED, has_run
 
 ROOM = 12 * 1024  # characters of an output that no family knows

@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from .failures import failing, looks_like_failure
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .generic import shapes
-from .sift import is_like
+from .sift import failing, is_like, looks_like_failure
 
 _STAMP = re.compile(
     r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d+)?)(Z|[+-]\d\d:?\d\d)?\]?\s*"

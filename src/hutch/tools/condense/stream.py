@@ -14,8 +14,8 @@ from itertools import compress, groupby
 from operator import eq
 from typing import AnyStr
 
-from .failures import failing, lines_with, looks_like_failure
 from .family import Again, Gap
+from .sift import failing, lines_with, looks_like_failure
 
 
 class PrintedLines:

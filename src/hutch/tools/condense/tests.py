@@ -6,10 +6,9 @@ import json
 import re
 
 from .builds import diagnostics, shorten_cargo
-from .failures import looks_like_failure
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .frames import frameless, traces
-from .sift import gathered, is_like, like, tight, without
+from .sift import gathered, is_like, like, looks_like_failure, tight, without
 
 STATEMENT = 4  # lines of a failing statement that are shown
 
