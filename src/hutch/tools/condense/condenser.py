@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Literal, cast
 
 from . import detect, generic
-from .builds import BUILDS
+from .builds import BUILDS, INSTALLS
 from .checks import CHECKS
 from .custom import Filter
 from .data import DATA
@@ -23,7 +23,6 @@ from .engines import ENGINES
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .files import CONTENTS, FILES
 from .git import DIFF, GIT
-from .installs import INSTALLS
 from .logs import LOGS
 from .sift import failing
 from .stream import BLOCK, PrintedLines
