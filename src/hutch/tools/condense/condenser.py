@@ -19,11 +19,10 @@ from .builds import BUILDS, INSTALLS
 from .checks import CHECKS
 from .custom import Filter
 from .data import DATA
-from .engines import ENGINES
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
 from .files import CONTENTS, FILES
 from .git import DIFF, GIT
-from .logs import LOGS
+from .logs import ENGINES, LOGS
 from .sift import failing
 from .stream import BLOCK, PrintedLines
 from .tests import TESTS
