@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .family import CommandLine, Family, Hidden, Shown, count
-from .frames import frameless
+from .frames import SOURCE, frameless
 from .sift import is_like, like, squeezed
 
 _FINDING = re.compile(
@@ -43,7 +43,7 @@ def shorten(call: CommandLine, lines: list[str]) -> Shown:
     grouped = min((list(_by_file(findings)), list(_by_message(findings))), key=_cost)
     shown: Shown = [*findings.before, *grouped]
     if findings.frames:
-        shown.append(Hidden(findings.frames, "source around these places"))
+        shown.append(Hidden(findings.frames, SOURCE))
     return squeezed([*shown, *findings.after])
 
 

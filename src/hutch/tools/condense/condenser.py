@@ -18,9 +18,8 @@ from . import detect, generic
 from .builds import BUILDS, INSTALLS
 from .checks import CHECKS
 from .custom import Filter
-from .data import DATA
 from .family import CommandLine, Family, Gap, Hidden, Shown, count
-from .files import CONTENTS, FILES
+from .files import CONTENTS, DATA, FILES
 from .git import DIFF, GIT
 from .logs import ENGINES, LOGS
 from .sift import failing
