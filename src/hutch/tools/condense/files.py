@@ -206,7 +206,7 @@ def _json(call: CommandLine, lines: list[str]) -> Shown:
     if document is None:
         return [*hidden, *generic.shorten(kept)] if hidden else list(lines)
     try:
-        return [*hidden, *kept[:start], *_document(document, "\n".join(kept[start:]))]
+        return [*hidden, *kept[:start], *_rendered(document, "\n".join(kept[start:]))]
     except RecursionError:
         return list(lines)
 
@@ -249,7 +249,7 @@ def _documents(lines: list[str]) -> _Json | None:
     return _Json(values, not oddities) if values else None
 
 
-def _document(document: _Json, text: str) -> Shown:
+def _rendered(document: _Json, text: str) -> Shown:
     if not document.is_exact or len(text) <= 2 * _WIDE:
         # Strings in JSON contain no line breaks, so these are all between values.
         return [_INDENT.sub(" ", text)]

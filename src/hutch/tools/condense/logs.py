@@ -1,8 +1,8 @@
 """Logs, and what Docker and Kubernetes print.
 
-In logs, the day is shown once; of messages that differ only in numbers, the first two, the last, and
-the count. Of errors and warnings more are shown, and some of every kind. Tables lose their padding,
-and builds their bookkeeping.
+Of a log, the day is shown once; of messages that differ only in numbers, the first two, the last,
+and the count. Of errors and warnings more are shown, and some of every kind. Tables lose their
+padding, and builds their bookkeeping.
 """
 
 from __future__ import annotations
