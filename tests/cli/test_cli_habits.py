@@ -203,3 +203,24 @@ def test_an_installer_that_is_not_in_the_box_is_told_what_works() -> None:
 def test_each_tool_has_its_own_advice(command: str, output: str, code: int, says: str) -> None:
     advice = network_advice(command.split(), code, output)
     assert says in advice and bool(advice) is bool(says)
+
+
+@pytest.mark.parametrize(
+    ("command", "packages"),
+    [
+        ("pip install -U 'six>=1' requests", "'six>=1' requests"),
+        ("pip install six 2>&1 > log.txt", "six"),
+        ("pip install -i https://a.b/simple ./x.whl", "./x.whl"),
+        ("pip install -c bounds.txt -r requirements.txt six", "six"),
+        ("pip install 'it is", "PACKAGE"),
+        ("pip download six", "PACKAGE"),
+        ("pip install -r requirements.txt", ""),
+        ("pip install -e .[dev]", ""),
+        ("pip install .", ""),
+    ],
+)
+def test_only_packages_are_named_as_packages(command: str, packages: str) -> None:
+    advice = network_advice(["sh", "-c", command], 1, "No matching distribution found")
+    assert "`hutch run --project .` installs" in advice
+    named = f"--packages {packages}, then hutch run --image mine; with network"
+    assert named in advice if packages else "--packages" not in advice

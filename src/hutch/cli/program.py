@@ -211,6 +211,10 @@ MOST_PACKAGES = 5  # named in an example
 NO_HOST = {"curl": (6, 7), "wget": (4,)}  # exit codes: with -s and -q they print nothing
 
 _PACKAGES = re.compile(r"\b(?:pip[0-9.]*|uv)\s+(?:pip\s+)?(?:install|add)\b([^;&|\n]*)")
+_REDIRECTION = re.compile(r"\s\d?[<>]")
+_NAMED = re.compile(r"[A-Za-z0-9][\w.-]*(?:\[[\w,.-]*\])?(?:[<>=!~].*)?|\S+\.whl")
+_TAKES_VALUE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "-t", "--target",
+                "-i", "--index-url", "--extra-index-url", "-f", "--find-links"}  # fmt: skip
 _INSTALLS = re.compile(r"\b(?:pip[0-9.]*|uv|npm|yarn|pnpm)\s+(?:pip\s+)?(?:install|add|sync|ci)\b")
 _TOOL = re.compile(
     r"(?<![\w./-])(?:\S*/)?(pip[0-9.]*|uvx?|npm|npx|yarn|pnpm|git|curl|wget|apt|apt-get)(?=\s)"
@@ -255,9 +259,25 @@ def network_advice(command: Sequence[str], exit_code: int, output: str) -> str:
 
 def _instead_of_pip(text: str) -> str:
     install = _PACKAGES.search(text)
-    words = [word for word in install[1].split() if not word.startswith("-")] if install else []
-    packages = shlex.join(words[:MOST_PACKAGES]) or "PACKAGE"
+    packages = _named_packages(install[1]) if install else ["PACKAGE"]
+    if not packages:  # what is installed is a project or a file of requirements
+        return _INSTALL
     return (
-        f"{_INSTALL}; for other packages: hutch image build mine --packages {packages}, then "
-        "hutch run --image mine"
+        f"{_INSTALL}; for other packages: hutch image build mine --packages "
+        f"{shlex.join(packages[:MOST_PACKAGES])}, then hutch run --image mine"
     )
+
+
+def _named_packages(arguments: str) -> list[str]:
+    """The packages among the arguments of an installer."""
+    try:
+        words = iter(shlex.split(_REDIRECTION.split(arguments)[0]))
+    except ValueError:  # a quote without an end
+        return ["PACKAGE"]
+    named = []
+    for word in words:
+        if word in _TAKES_VALUE:
+            next(words, None)
+        elif _NAMED.fullmatch(word):
+            named.append(word)
+    return named
