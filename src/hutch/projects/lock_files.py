@@ -35,7 +35,8 @@ from .reading import (
 from .versions import specifier
 
 FROM_SOURCE = (
-    "it has to be built from source, which is not done: put a wheel (.whl) of it into the project"
+    "it has to be built from source, which is not done: make a wheel of it (`pip wheel --no-deps`) "
+    "and name the path of that in its place"
 )
 ELSEWHERE = "it comes from an address, and only packages of your index are fetched"
 NO_FOLDER = "its source is outside of the project"

@@ -173,7 +173,7 @@ def install_only(
             rest = tuple(line for line in wheels.packages if _name(line) != plain_name(exc.package))
             if rest == wheels.packages:  # another package depends on it
                 raise
-            why = FROM_SOURCE if exc.source else f"{exc}: put one into the project"
+            why = FROM_SOURCE if exc.source else f"{exc}: name the path of one in its place"
             notes.append(InstallNote(why, exc.package))
             wheels = replace(wheels, packages=rest)
     with errors_of_packages():
