@@ -56,10 +56,10 @@ def test_a_bar_is_as_long_as_the_work_that_is_done() -> None:
     assert bar(0, 10) == "[" + "-" * 20 + "]" and bar(10, 10) == "[" + "#" * 20 + "]"
     assert bar(5, 10).count("#") == 10 and bar(20, 10) == bar(10, 10) and bar(0, 0) == bar(0, 1)
     compiling = Progress("compiling", "scipy", 50, 100)
-    assert describe(compiling, with_bar=True) == f"compiling {bar(1, 2)} 50 of 100, scipy"
+    assert describe(compiling, bar_width=20) == f"compiling {bar(1, 2)} 50 of 100, scipy"
     written = Progress("downloading", "x\x1b[2J", 1, 2, 3 * MiB, 4 * MiB, 9 * MiB)
     assert describe(written) == (
-        "downloading 3.0 of 4.0 MiB, 1 of 2 packages, 9.0 MiB on disk, x?[2J"
+        "downloading 3.0 of 4.0 MiB (9.0 MiB unpacked), 1 of 2 packages, x?[2J"
     )
     assert (amount(1), amount(1, 2), amount(3 << 30)) == ("1 B", "1 of 2 B", "3.0 GiB")
 
@@ -103,6 +103,26 @@ def test_without_a_terminal_a_pull_tells_of_each_layer_and_of_the_whole(
     ]
 
 
+def drawn_by(program: str) -> str:
+    """What a program draws on a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", program], stderr=theirs, check=True, timeout=60)
+    os.close(theirs)
+    drawn = os.read(ours, 65536).decode()
+    os.close(ours)
+    return drawn
+
+
+def test_what_moves_is_seen_in_80_columns() -> None:
+    # uv tells of a package when it is complete: until then, only what is unpacked grows.
+    draw = """
+from hutch.images.progress import Display, Progress
+with Display("project") as display:
+    display(Progress("downloading", "torch", 0, 125, 0, 212 << 20, 54 << 20))
+"""
+    assert "] 0.0 of 212.0 MiB (54.0 MiB unpacked)" in drawn_by(draw)
+
+
 DRAW = """
 from hutch.images.progress import Display, Progress
 from hutch.images.oci.progress import LayerProgress, LayersDisplay as Layers
@@ -114,13 +134,9 @@ with Layers("x") as display:
 
 
 def test_a_terminal_has_bars_and_nothing_is_left_of_them() -> None:
-    ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", DRAW], stderr=theirs, check=True, timeout=60)
-    os.close(theirs)
-    drawn = os.read(ours, 65536).decode()
-    os.close(ours)
+    drawn = drawn_by(DRAW)
     half = "[" + "#" * 10 + "-" * 10 + "]"
-    assert f"hutch: mine: compiling {half} 1 of 2, scipy" in drawn
+    assert "hutch: mine: compiling [#####-----] 1 of 2, scipy" in drawn
     assert f"hutch: x: {half} 1.0 of 2.0 MiB" in drawn
     assert f"  {'a' * 12} downloading {half} 1.0 of 2.0 MiB" in drawn
     assert drawn.endswith("\x1b[J")

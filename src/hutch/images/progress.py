@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 REDRAW = 0.05  # seconds
 EVERY = 5.0  # seconds between two lines, without a terminal
-BAR = 20  # characters
+BAR = 20  # characters; half of it where the terminal is narrower than WIDE
+WIDE = 100  # columns
 
 UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -94,11 +95,12 @@ class Display:
 
     def __call__(self, progress: Progress) -> None:
         is_news, self._stage = progress.stage != self._stage, progress.stage
-        line = f"hutch: {self._name}: {describe(progress, with_bar=self._screen.is_terminal)}"
+        bar_width = (BAR if columns() >= WIDE else BAR // 2) if self._screen.is_terminal else 0
+        line = f"hutch: {self._name}: {describe(progress, bar_width=bar_width)}"
         self._screen.show([line], is_news=is_news)
 
 
-def describe(progress: Progress, *, with_bar: bool = False) -> str:
+def describe(progress: Progress, *, bar_width: int = 0) -> str:
     """What a build is doing, as text for a user."""
     match progress.stage:
         case "waiting":
@@ -106,34 +108,34 @@ def describe(progress: Progress, *, with_bar: bool = False) -> str:
         case "resolving":
             return "choosing versions"
         case "installing":
-            return _listed(f"installing {progress.total} packages", _on_disk(progress))
+            on_disk = f"{amount(progress.written)} on disk" if progress.written else ""
+            return _listed(f"installing {progress.total} packages", on_disk)
         case "done":
             return "built"
     share = amount(progress.bytes, progress.total_bytes) if progress.total_bytes else ""
     counted = f"{progress.done} of {progress.total}" if progress.total else ""
-    if counted and progress.stage == "downloading":
-        counted += " packages"
+    if progress.stage == "downloading":
+        if counted:
+            counted += " packages"
+        if progress.written:  # the only number that moves while one large package comes
+            unpacked = f"{amount(progress.written)} unpacked"
+            share = f"{share} ({unpacked})" if share else unpacked
     drawn = ""
-    if with_bar and (progress.total_bytes or progress.total):
+    if bar_width and (progress.total_bytes or progress.total):
         done = progress.bytes if progress.total_bytes else progress.done
-        drawn = f" {bar(done, progress.total_bytes or progress.total)}"
+        drawn = f" {bar(done, progress.total_bytes or progress.total, bar_width)}"
     package = printable(progress.package or "")
-    on_disk = _on_disk(progress) if progress.stage == "downloading" else ""
-    rest = _listed(share, counted, on_disk, package)
+    rest = _listed(share, counted, package)
     return f"{progress.stage}{drawn}{' ' + rest if rest else ''}"
-
-
-def _on_disk(progress: Progress) -> str:
-    return f"{amount(progress.written)} on disk" if progress.written else ""
 
 
 def _listed(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def bar(done: int, total: int) -> str:
-    filled = min(BAR, BAR * done // total) if total else 0
-    return f"[{'#' * filled}{'-' * (BAR - filled)}]"
+def bar(done: int, total: int, width: int = BAR) -> str:
+    filled = min(width, width * done // total) if total else 0
+    return f"[{'#' * filled}{'-' * (width - filled)}]"
 
 
 def amount(count: int, total: int = 0) -> str:
