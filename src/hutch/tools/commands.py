@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from hutch.errors import InvalidRequest, NotFound
 
-from . import shell
+from . import running
 from .declare import Answer, Tool, ToolContext
 from .toolbox import TOOLS, AsyncToolbox
 
@@ -185,9 +185,9 @@ async def _run(
     line = argv[2] if list(argv[:2]) == ["sh", "-c"] and len(argv) == 3 else shlex.join(argv)
     stream = await ctx.box.commands.stream(argv, cwd=cwd, env=env, timeout=timeout, keep=True)
     try:
-        return await shell.told(ctx, line, stream, timeout)
+        return await running.told(ctx, line, stream, timeout)
     except NotFound as exc:
-        return Answer(str(exc), shell.NOT_FOUND, failed=True, details={"error": exc.code})
+        return Answer(str(exc), running.NOT_FOUND, failed=True, details={"error": exc.code})
 
 
 def words(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from hutch.client.bridge import BlockingTransport, call_here, run_without_loop, 
 from hutch.errors import BoxError, HutchError, InvalidRequest, ServerUnavailable
 from hutch.types import CellResult, Chunk, Execution
 
-from . import finding, patching, reading, recalling, running, shell, writing
+from . import finding, patching, reading, recalling, running, writing
 from .declare import Answer, Tool, ToolContext, tool
 
 TOOLS = {
@@ -26,10 +26,10 @@ TOOLS = {
         tool(finding.ls, only_reads=True),
         tool(finding.grep, only_reads=True),
         tool(finding.find, only_reads=True),
-        tool(shell.git),
+        tool(running.git),
         tool(reading.diff, only_reads=True),
         tool(writing.delete),
-        tool(shell.bash),
+        tool(running.bash),
         tool(running.python),
         tool(finding.glob, only_reads=True),
         tool(patching.apply_patch),
