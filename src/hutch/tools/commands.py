@@ -185,7 +185,7 @@ async def _run(
     line = argv[2] if list(argv[:2]) == ["sh", "-c"] and len(argv) == 3 else shlex.join(argv)
     stream = await ctx.box.commands.stream(argv, cwd=cwd, env=env, timeout=timeout, keep=True)
     try:
-        return await running.told(ctx, line, stream, timeout)
+        return await running.answer_of(ctx, line, stream, timeout)
     except NotFound as exc:
         return Answer(str(exc), running.NOT_FOUND, failed=True, details={"error": exc.code})
 

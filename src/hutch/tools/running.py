@@ -36,7 +36,7 @@ async def bash(
     The box has no network: nothing can be downloaded or installed from one. Long output is
     shortened without losing failures; what is hidden is marked, and `recall` brings it back.
     """
-    return await run(ctx, command, timeout, raw)
+    return await _run_in_shell(ctx, command, timeout, raw)
 
 
 async def git(
@@ -50,19 +50,19 @@ async def git(
         words = shlex.split(args)
     except ValueError as exc:
         raise InvalidRequest(f"args: {exc}; quote them as for a shell") from None
-    answer = await run(ctx, shlex.join(["git", *words]), timeout, raw)
+    answer = await _run_in_shell(ctx, shlex.join(["git", *words]), timeout, raw)
     if answer.exit_code != NOT_FOUND or (await ctx.box.shell.run("command -v git")).ok:
         return answer
     no_git = "There is no git in this box: install it, or use an image that has it."
     return replace(answer, text=_with_notes(answer.text, [no_git]), failed=True)
 
 
-async def run(ctx: ToolContext, command: str, timeout: float, raw: bool = False) -> Answer:
+async def _run_in_shell(ctx: ToolContext, command: str, timeout: float, raw: bool) -> Answer:
     stream = await ctx.box.shell.stream(command, timeout=timeout, keep=True)
-    return await told(ctx, command, stream, timeout, raw)
+    return await answer_of(ctx, command, stream, timeout, raw)
 
 
-async def told(
+async def answer_of(
     ctx: ToolContext,
     command: str,
     stream: AsyncStream[Chunk | Result],
@@ -91,8 +91,8 @@ async def told(
     }
     text, stdout, stderr = result.output, result.stdout, result.stderr
     if is_raw:
-        gap = f"the middle of {result.total_bytes:,} bytes is hidden: {again(result.kept)}"
-        text, stdout, stderr = (ends(whole, RAW, gap) for whole in (text, stdout, stderr))
+        gap = f"the middle of {result.total_bytes:,} bytes is hidden: {recall_hint(result.kept)}"
+        text, stdout, stderr = (both_ends(whole, RAW, gap) for whole in (text, stdout, stderr))
     else:
         code = None if result.timed_out else result.exit_code
         condensed = condenser.finish(code, recall=result.kept)
@@ -108,13 +108,13 @@ async def told(
     return Answer(text if text.strip() else "(no output)", result.exit_code, details=details)
 
 
-def ends(text: str, room: int, gap: str) -> str:
+def both_ends(text: str, room: int, gap: str) -> str:
     """The text, or its two ends with `[gap]` between them if it is longer than `room`."""
     half = room // 2
     return text if len(text) <= room else f"{text[:half]}\n[{gap}]\n{text[-half:]}"
 
 
-def again(kept: str | None) -> str:
+def recall_hint(kept: str | None) -> str:
     """How a model can get all of an output."""
     return f'recall("{kept}")' if kept else "write it to a file, and read that"
 
@@ -165,17 +165,17 @@ async def python(
     if timeout < 1:
         raise InvalidRequest("timeout is 1 second or more")
     try:
-        done, printed = await _run(ctx, code, timeout)
+        done, printed = await _run_cell(ctx, code, timeout)
     except NotFound:
         raise NotFound("there is no Python in this box: use bash") from None
     looks = [look for result in done.results if (look := _picture(result))]
     drawn = [look for look in looks if isinstance(look, Picture)]
     pictures = [picture for picture in drawn if len(picture.data) <= PICTURE]
-    parts = [printed, *(_short(_text(result), _again(result)) for result in done.results)]
+    parts = [printed, *(_short(_text(result), _whole_hint(result)) for result in done.results)]
     parts += [look for look in looks if isinstance(look, str)]
     if done.error and not done.died:
         parts.append(done.error.traceback or f"{done.error.name}: {done.error.value}")
-    parts.append(_fate(done, timeout))
+    parts.append(_notes_of_cell(done, timeout))
     if unseen := len(drawn) - len(pictures[:PICTURES]):
         parts.append(f"[figures not shown: {unseen}. Save them to files, smaller, and read those]")
     text = "\n".join(_plain(*parts))
@@ -185,8 +185,8 @@ async def python(
     return Answer(text or "(no output)", exit_code, pictures=shown, details=details)
 
 
-async def _run(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, str]:
-    """How the cell ended, and what it printed, shortened for a model."""
+async def _run_cell(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, str]:
+    """Run a cell; returns its execution, and what it printed, shortened for a model."""
     condenser = Condenser("python")
     done: Execution | None = None
     cell = ctx.box.stream_code(code, timeout=timeout, keep=True, functions=ctx.functions)
@@ -199,7 +199,7 @@ async def _run(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, st
     assert done is not None, "a cell ended without an execution"
     if not ctx.condense:
         printed = "\n".join(_plain(done.logs.stdout, done.logs.stderr))
-        return done, ends(printed, RAW, f"the middle is hidden: {again(done.kept)}")
+        return done, both_ends(printed, RAW, f"the middle is hidden: {recall_hint(done.kept)}")
     condensed = condenser.finish(0 if done.ok else 1, recall=done.kept)
     usage.note_run(condensed, done.logs.stdout + done.logs.stderr)
     if done.kept and condensed.hidden_lines:
@@ -257,7 +257,7 @@ def _text(result: CellResult) -> str:
     return "\n".join([text or "", *files]).strip("\n")
 
 
-def _again(result: CellResult) -> str:
+def _whole_hint(result: CellResult) -> str:
     """How a model can see a value whole: what is printed can be recalled."""
     return "print(_), then recall what is hidden of that" if result.is_main else "print it instead"
 
@@ -268,7 +268,7 @@ def _picture(result: CellResult) -> Picture | str | None:
     return seen(decoded(result.jpeg), "image/jpeg") if result.jpeg else None
 
 
-def _fate(done: Execution, timeout: int) -> str:
+def _notes_of_cell(done: Execution, timeout: int) -> str:
     notes = []
     if done.restarted:
         notes.append("[the session had died and was restarted: earlier variables are gone]")
@@ -284,4 +284,4 @@ def _fate(done: Execution, timeout: int) -> str:
 
 def _short(text: str, more: str) -> str:
     """Both ends of a long text; `more` says how to see the rest."""
-    return ends(text, TEXT, f"{len(text) - TEXT:,} characters hidden: {more}")
+    return both_ends(text, TEXT, f"{len(text) - TEXT:,} characters hidden: {more}")
