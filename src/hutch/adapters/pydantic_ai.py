@@ -35,7 +35,7 @@ from hutch.errors import (
     StartFailed,
 )
 from hutch.tools import Answer, AsyncToolbox, Tool, chosen
-from hutch.tools.boxes import Once
+from hutch.tools.toolbox import Once
 from hutch.types import Entry
 
 from . import checked, collected, needs

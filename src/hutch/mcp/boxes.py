@@ -19,7 +19,7 @@ from hutch import operations as op
 from hutch.client._async import AsyncSandbox
 from hutch.errors import BoxLost, HutchError, NoSession, SessionEnded
 from hutch.tools import AsyncToolbox
-from hutch.tools.boxes import Once
+from hutch.tools.toolbox import Once
 from hutch.types import ENDED, BoxInfo
 
 from .clients import McpClient

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .boxes import AsyncBoxes
 from .declare import Answer, Picture, Tool, ToolContext
-from .toolbox import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
+from .toolbox import PROMPT, TOOLS, AsyncBoxes, AsyncToolbox, Toolbox, chosen
 
 __all__ = [
     "PROMPT",
