@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from .errors import BackendUnavailable, InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from .backends.base import Backend
     from .engine.box_request import ImageSource
     from .images.bundle import Bundle
+    from .images.held_images import HeldImages
     from .server.service import ImageManager
+    from .types import Packages, Root
 
 NAMES = ("namespaces", "docker")
 # Modules of the optional Docker client. Installing the first installs both.
@@ -38,20 +42,17 @@ def backend(
     name = name or default()
     if name not in NAMES:
         raise InvalidRequest(f"no backend {name!r}: there are {', '.join(NAMES)}")
-    made: Backend
+    backend: Backend
     if name == "namespaces":
-        made = _load(".backends.namespaces").NamespacesBackend(launcher, lasting)
-        return made
-    made = docker(".backends.docker").DockerBackend(_bundle, lasting=lasting)
-    return made
+        backend = _load(".backends.namespaces").NamespacesBackend(launcher, lasting)
+    else:
+        backend = docker(".backends.docker").DockerBackend(_bundle, lasting=lasting)
+    return backend
 
 
 def image_source(name: str = "") -> ImageSource | None:
     """The source of images for a backend; None if it finds images itself."""
-    found: ImageSource | None = None
-    if (name or default()) == "namespaces":
-        found = _load(".lazy_images").LazyImages()
-    return found
+    return _LazyImages() if (name or default()) == "namespaces" else None
 
 
 def images(name: str) -> ImageManager:
@@ -59,15 +60,15 @@ def images(name: str) -> ImageManager:
 
     Raises BackendUnavailable if the backend is not installed.
     """
-    found: ImageManager
+    manager: ImageManager
     if name == "namespaces":
-        found = _load(".images.held_images").HeldImages()
+        manager = _load(".images.held_images").HeldImages()
     else:
-        found = docker(".recipes.engine_images").EngineImages()
-    return found
+        manager = docker(".recipes.engine_images").EngineImages()
+    return manager
 
 
-def docker(module: str) -> Any:
+def docker(module: str) -> ModuleType:
     """Import a module of Hutch that uses the Docker client.
 
     Raises BackendUnavailable if the client is not installed.
@@ -85,17 +86,38 @@ def docker(module: str) -> Any:
 
 def data_folder() -> Path:
     """The folder of images and server data: HUTCH_DATA_DIR, or one in the user's home."""
-    found: Path = _load(".images.store").data_dir()
-    return found
+    folder: Path = _load(".images.store").data_dir()
+    return folder
 
 
 def _bundle() -> Bundle:
     """The bundle with the guest, and the seccomp filter, for containers."""
-    into = data_folder() / "runtime"
-    calls: bytes = _load(".backends.linux.seccomp").build()
-    made: Bundle = _load(".images.bundle").build(into, {"filter": calls})
-    return made
+    seccomp_filter: bytes = _load(".backends.linux.seccomp").build()
+    build: Callable[[Path, dict[str, bytes]], Bundle] = _load(".images.bundle").build
+    return build(data_folder() / "runtime", {"filter": seccomp_filter})
 
 
-def _load(module: str) -> Any:
+def _load(module: str) -> ModuleType:
     return import_module(module, __package__)
+
+
+class _LazyImages:
+    """The images of this machine, loaded on first use: most boxes use `host`, which needs none."""
+
+    def __init__(self) -> None:
+        self._images: HeldImages | None = None
+
+    async def find(
+        self,
+        name: str,
+        packages: tuple[str, ...],
+        preload: tuple[str, ...],
+        digest: str | None = None,
+    ) -> Packages | Root:
+        if self._images is None:
+            self._images = _load(".images.held_images").HeldImages(shows=True)
+        return await self._images.find(name, packages, preload, digest)
+
+    def close(self) -> None:
+        if self._images:
+            self._images.close()
