@@ -206,6 +206,13 @@ def set_hostname(name: str) -> None:
     _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
+def take_root_ids() -> None:
+    """Become root of our own user namespace, once its ids are mapped, without other groups."""
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
 def set_filesystem_user(uid: int, gid: int) -> None:
     """Access files as another user. Who may send signals to this process does not change."""
     _libc.setfsgid(gid)

@@ -207,9 +207,7 @@ def _become(
             os._exit(1)
         step = "user ids"
         if ranged:
-            os.setgroups([])
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
+            linux.take_root_ids()
         os.umask(0o022)
         step = "file system"
         _build_root(spec, mounts)

@@ -15,9 +15,8 @@ from importlib import import_module
 from types import ModuleType
 
 from hutch.backends import linux
-from hutch.backends.linux import seccomp
 
-from .launch import forbid_imports
+from .launch import confine_parser
 from .plan import STORE_BASE
 from .rights import map_ids, take_mount_rights
 
@@ -76,30 +75,13 @@ def _work(sync: socket.socket, zstd: ModuleType, ranged: bool) -> None:
 
 def _confine(ranged: bool) -> None:
     if ranged:
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
+        linux.take_root_ids()
     quiet = linux.NOSUID | linux.NODEV | linux.NOEXEC
     linux.mount("", "/", None, linux.REC | linux.PRIVATE)
     linux.mount("stage", _STAGE, "tmpfs", quiet | linux.RDONLY, "size=4k,nr_inodes=2,mode=755")
     linux.pivot(_STAGE)
     os.closerange(3, 1 << 20)
-    limits = {
-        "FSIZE": 0,
-        "CPU": MAX_SECONDS,
-        "AS": MAX_MEMORY,
-        "CORE": 0,
-        "NPROC": 1,
-        "NOFILE": 64,
-        "MEMLOCK": 0,
-    }
-    linux.set_limits(limits)
-    linux.forbid_capabilities()
-    linux.set_capabilities(())
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    linux.landlock([], [], [])
-    seccomp.install(seccomp.build())
-    forbid_imports()
+    confine_parser({"FSIZE": 0, "CPU": MAX_SECONDS, "AS": MAX_MEMORY}, (), [])
 
 
 def decompress(packed: int, plain: int, zstd: ModuleType) -> int:

@@ -12,7 +12,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,6 +115,21 @@ def _become_box(
     os._exit(0)
 
 
+def confine_parser(limits: Mapping[str, int], keep: tuple[int, ...], writable: list[str]) -> None:
+    """Take everything from a process that parses hostile data, and needs no program or socket.
+
+    `keep`: the capabilities that it has from now on, in its own user namespace.
+    """
+    alone = {"CORE": 0, "NPROC": 1, "NOFILE": 64, "MEMLOCK": 0}
+    linux.set_limits({**limits, **alone})
+    linux.forbid_capabilities()
+    linux.set_capabilities(keep)
+    linux.prctl(linux.PR_SET_DUMPABLE, 0)
+    linux.landlock([], [], writable)
+    seccomp.install(seccomp.build())
+    forbid_imports()
+
+
 def forbid_imports() -> None:
     sys.meta_path[:] = [_NoImports()]
     sys.path.clear()
@@ -132,7 +147,7 @@ def _steps(
 ) -> list[tuple[str, Callable[[], None]]]:
     """The steps in order: each relies on the ones before it."""
     return [
-        ("ids", lambda: _take_ids(plan.ranged)),
+        ("ids", linux.take_root_ids if plan.ranged else lambda: None),
         ("keyring", linux.new_keyring),
         ("disk", lambda: _new_disk(plan)),
         ("root", lambda: _stack(layers) if layers else _new_root()),
@@ -150,13 +165,6 @@ def _steps(
         ("seccomp", lambda: denial_fds.append(seccomp.install_reporting(filter))),
         ("imports", forbid_imports),
     ]
-
-
-def _take_ids(ranged: bool) -> None:
-    if ranged:
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
 
 
 def _new_disk(plan: BoxPlan) -> None:
@@ -300,11 +308,7 @@ _ACTIONS: dict[str, Callable[[SetupStep, BoxPlan], None]] = {
 
 
 def _drop_rights(plan: BoxPlan) -> None:
-    for name, value in _RLIMITS.items():
-        number = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(number)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (value, value))
+    linux.set_limits(_RLIMITS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     linux.forbid_capabilities()
     if plan.ranged:

@@ -17,7 +17,6 @@ import socket
 import stat
 
 from hutch.backends import linux
-from hutch.backends.linux import seccomp
 from hutch.errors import BackendUnavailable, HutchError, InvalidRequest, NoSpace
 from hutch.guest.tar import FULL
 from hutch.tar import (
@@ -34,7 +33,7 @@ from hutch.tar import (
     number,
 )
 
-from .launch import forbid_imports
+from .launch import confine_parser
 from .plan import HIDES, STORE_BASE, UIDS_PER_BOX
 from .rights import map_ids, take_mount_rights
 
@@ -99,9 +98,7 @@ def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool,
 
 def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> None:
     if ranged:
-        os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
+        linux.take_root_ids()
     os.umask(0)
     quiet = linux.NOSUID | linux.NODEV | linux.NOEXEC
     linux.mount("", "/", None, linux.REC | linux.PRIVATE)
@@ -116,22 +113,8 @@ def _confine(tar: int, layer: int, out: int, ranged: bool, most_bytes: int) -> N
     for fd in (*sorted((tar, out)), 1 << 20):
         os.closerange(low, fd)
         low = fd + 1
-    limits = {
-        "FSIZE": most_bytes,
-        "CPU": MAX_SECONDS,
-        "AS": MAX_MEMORY,
-        "CORE": 0,
-        "NPROC": 1,
-        "NOFILE": 64,
-        "MEMLOCK": 0,
-    }
-    linux.set_limits(limits)
-    linux.forbid_capabilities()
-    linux.set_capabilities((CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER))
-    linux.prctl(linux.PR_SET_DUMPABLE, 0)
-    linux.landlock([], [], ["/"])
-    seccomp.install(seccomp.build())
-    forbid_imports()
+    limits = {"FSIZE": most_bytes, "CPU": MAX_SECONDS, "AS": MAX_MEMORY}
+    confine_parser(limits, (CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER), ["/"])
 
 
 class LayerUnpacker:

@@ -59,9 +59,7 @@ def run(
         if sync.recv(1) != b"m":  # our uids are mapped now
             os._exit(1)
         if ranged:
-            os.setgroups([])
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
+            linux.take_root_ids()
         os.umask(0o022)  # not the caller's: every user of a box must be able to read its root
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a lasting launcher has a handler
