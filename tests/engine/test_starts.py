@@ -225,7 +225,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 def test_of_a_burst_few_are_started_at_once_and_all_come_up(tmp_path: Path) -> None:
     async def work(made: Service, backend: Held) -> None:
         creating = [create(made) for _ in range(60)]
-        await until(lambda: made._sessions.starts.waiting == 57)
+        await until(lambda: made._sessions.boxes.starts.waiting == 57)
         # The backend's clock starts when it is asked: it was asked for three.
         assert len(backend.begun) == 3
         assert (
@@ -242,7 +242,7 @@ def test_of_a_burst_few_are_started_at_once_and_all_come_up(tmp_path: Path) -> N
 def test_past_the_bound_a_create_is_refused_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     async def work(made: Service, backend: Held) -> None:
         creating = [create(made) for _ in range(3)]
-        await until(lambda: made._sessions.starts.waiting == 2)
+        await until(lambda: made._sessions.boxes.starts.waiting == 2)
         with pytest.raises(ServerBusy, match="try again in 1 s"):
             await create(made)
         assert len(made._sessions._opening) == 3
@@ -258,9 +258,9 @@ def test_past_the_bound_a_create_is_refused_and_nothing_is_left_of_it(tmp_path: 
 def test_another_owner_does_not_wait_for_all_of_a_burst(tmp_path: Path) -> None:
     async def work(made: Service, backend: Held) -> None:
         burst = [create(made, ALICE) for _ in range(5)]
-        await until(lambda: made._sessions.starts.waiting == 4)
+        await until(lambda: made._sessions.boxes.starts.waiting == 4)
         other = create(made, BOB)
-        await until(lambda: made._sessions.starts.waiting == 5)
+        await until(lambda: made._sessions.boxes.starts.waiting == 5)
         backend.go.set()
         await other
         assert len(backend.begun) <= 4  # the first two of Alice's, Bob's, and the one after it
@@ -273,15 +273,15 @@ def test_another_owner_does_not_wait_for_all_of_a_burst(tmp_path: Path) -> None:
 def test_a_caller_who_goes_away_leaves_the_queue(tmp_path: Path, key: str | None) -> None:
     async def work(made: Service, backend: Held) -> None:
         first = create(made)
-        await until(lambda: made._sessions.starts.running == 1)
+        await until(lambda: made._sessions.boxes.starts.running == 1)
         waiting = [create(made, idempotency_key=key) for _ in range(2)]
-        await until(lambda: made._sessions.starts.waiting == (1 if key else 2))
+        await until(lambda: made._sessions.boxes.starts.waiting == (1 if key else 2))
         waiting[0].cancel()
         await settled()
         # With a key, the second may not have joined the first yet: then it waits by itself.
-        await until(lambda: made._sessions.starts.waiting == 1)
+        await until(lambda: made._sessions.boxes.starts.waiting == 1)
         waiting[1].cancel()
-        await until(lambda: made._sessions.starts.waiting == 0)
+        await until(lambda: made._sessions.boxes.starts.waiting == 0)
         again = create(made, idempotency_key=key)
         backend.go.set()
         assert (await first).id != (await again).id
@@ -297,15 +297,15 @@ def test_a_session_that_waits_to_be_woken_can_be_closed(tmp_path: Path) -> None:
         await made.perform(op.Hibernate(info.id), ADMIN)
         backend.go.clear()
         first = create(made)
-        await until(lambda: made._sessions.starts.running == 1)
+        await until(lambda: made._sessions.boxes.starts.running == 1)
         waking = asyncio.ensure_future(made.perform(op.Wake(info.id), ADMIN))
-        await until(lambda: made._sessions.starts.waiting == 1)
+        await until(lambda: made._sessions.boxes.starts.waiting == 1)
         await made.perform(op.CloseSession(info.id), ADMIN)
         with pytest.raises(Exception, match="was closed"):
             await waking
         with pytest.raises(SessionEnded):
             await made.perform(op.Wake(info.id), ADMIN)
-        assert made._sessions.starts.waiting == 0
+        assert made._sessions.boxes.starts.waiting == 0
         backend.go.set()
         await first
 
@@ -315,7 +315,7 @@ def test_a_session_that_waits_to_be_woken_can_be_closed(tmp_path: Path) -> None:
 def test_those_who_wait_are_told_when_the_server_stops(tmp_path: Path) -> None:
     async def work(made: Service, backend: Held) -> None:
         creating = [create(made) for _ in range(3)]
-        await until(lambda: made._sessions.starts.waiting == 2)
+        await until(lambda: made._sessions.boxes.starts.waiting == 2)
         stopping = asyncio.ensure_future(made._sessions.leave(drain=60, kill=True))
         for waiting in creating[1:]:
             with pytest.raises(ServerUnavailable, match="going away"):

@@ -107,7 +107,9 @@ class Service:
         self._keys, self._quotas, self._workspaces = keys, quotas, workspaces
         self._tickets = Tickets(keys)
         self._sessions, self.rules = sessions, rules
-        self._files = WorkspaceFiles(backend, workspaces, folder / "run" / "files", sessions.starts)
+        self._files = WorkspaceFiles(
+            backend, workspaces, folder / "run" / "files", sessions.boxes.starts
+        )
         self.audit = Audit(folder / "audit", rules.audit_size, rules.audit_age)
         self.watching = Watching(
             sessions, images.list, self.audit, settings, log_records or ServerLog()
@@ -176,7 +178,7 @@ class Service:
             asyncio.create_task(service.watching.sample_when_due()),
             asyncio.create_task(service.audit.sync_each_second()),
         ]
-        sessions.pool.fill()
+        sessions.boxes.pool.fill()
         service.is_ready = True
         return service
 
@@ -492,10 +494,10 @@ class Service:
         return await self._quota(serving.GetQuota(o.owner), caller)
 
     async def _pool(self, o: serving.GetPool, caller: Caller) -> list[PoolState]:
-        return self._sessions.pool.states()
+        return self._sessions.boxes.pool.states()
 
     async def _size_pool(self, o: serving.SizePool, caller: Caller) -> PoolState:
-        return self._sessions.pool.size(o.image, o.size)
+        return self._sessions.boxes.pool.size(o.image, o.size)
 
     async def _build_image(
         self, o: serving.BuildImage, caller: Caller

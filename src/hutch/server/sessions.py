@@ -21,17 +21,8 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from hutch import operations as op
-from hutch import wire
 from hutch.backends.base import Backend, Box
-from hutch.engine.box_request import (
-    BoxRequest,
-    ImageSource,
-    StartedBox,
-    kernel_idle_of,
-    make_box_request,
-    own_name,
-    start,
-)
+from hutch.engine.box_request import BoxRequest, ImageSource, StartedBox, kernel_idle_of
 from hutch.engine.clock import boot_id, since_boot
 from hutch.engine.engine import info_of
 from hutch.engine.hibernate import Saved
@@ -39,17 +30,13 @@ from hutch.engine.lifecycle import Lifecycle
 from hutch.engine.link import Link
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import Numbers, Session
-from hutch.engine.starts import Starts
 from hutch.engine.states import Event, after
 from hutch.errors import (
     BackendUnavailable,
     BoxError,
-    BoxLost,
     HutchError,
     NoCapacity,
-    NoImage,
     NoSession,
-    NotFound,
     ServerUnavailable,
     SessionEnded,
 )
@@ -59,7 +46,7 @@ from hutch.types import BoxInfo, Limits, State
 from .feed import SessionFeed
 from .history import FailureKind, History
 from .journal import Journal
-from .pool import Pool
+from .pool import BoxSource
 from .quotas import Quotas
 from .requests import (
     check_digest,
@@ -100,7 +87,7 @@ class Sessions:
         quotas: Quotas,
         workspaces: Workspaces,
     ) -> None:
-        self._folder, self.backend, self._images = folder, backend, images
+        self._folder, self.backend = folder, backend
         self.store, self.rules = store, rules
         self._quotas, self._workspaces = quotas, workspaces
         workspaces.asleep_size = self.asleep_size
@@ -117,9 +104,7 @@ class Sessions:
         self._used: dict[str, float] = {}  # when each was last used, as it is in the store
         self._going_away = False
         self._boot = boot_id()
-        self.starts = Starts(rules.max_starts, rules.max_waiting)
-        sizes = {own_name(name, backend.default_image): n for name, n in rules.pool.items()}
-        self.pool: Pool[StartedBox] = Pool(self._start_warm, sizes, rules.pool_max_age)
+        self.boxes = BoxSource(backend, images, rules)
 
     # --- opening ------------------------------------------------------------------------
 
@@ -153,7 +138,7 @@ class Sessions:
             return await asyncio.shield(once.task)
         finally:
             once.callers -= 1
-            if not once.callers and self.starts.is_waiting(once.task):
+            if not once.callers and self.boxes.starts.is_waiting(once.task):
                 # No caller is left, and the start has not begun: a retry starts over.
                 self._opened_once(key, once)
                 once.task.cancel()
@@ -167,8 +152,11 @@ class Sessions:
         self._check_room(owner, o.limits)
         self._opening[id] = (owner, o.limits)
         try:
-            request = await self._box_request(o, workspace=await self._workspace(o, owner, id))
-            ready, source, detail = await self._acquire(request, o, owner)
+            workspace = await self._workspace(o, owner, id)
+            request = await self.boxes.request(o, workspace=workspace)
+            ready, source, detail = await self.boxes.acquire(
+                request, owner, has_workspace=workspace is not None
+            )
             try:
                 info = info_of(id, self.backend.name, request, o, ready)
                 info = replace(info, owner=owner, acquire_source=source, acquire_detail=detail)
@@ -241,9 +229,8 @@ class Sessions:
         async def again(info: BoxInfo) -> Session:
             check_mounts(o.mounts, self.rules, self._folder.parent)
             workspace = await self._workspace(o, info.owner, info.id)
-            request = await self._box_request(o, info.digest, workspace)
-            turn = self.starts.turn(info.owner, may_be_refused=False)
-            ready = await start(self.backend, request, turn=turn)
+            request = await self.boxes.request(o, info.digest, workspace)
+            ready = await self.boxes.start(request, info.owner, may_be_refused=False)
             return Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
 
         self.lives[info.id] = Lifecycle(
@@ -279,50 +266,6 @@ class Sessions:
             image=info.image,
             workspace_id=info.workspace_id,
         )
-
-    async def _acquire(
-        self, request: BoxRequest, o: op.OpenSession, owner: str
-    ) -> tuple[StartedBox, Literal["cold", "pool"], str | None]:
-        """A box from the pool, or a new one; where it came from; and why not from the pool."""
-        digest = None
-        if self.pool.has(request.spec.image):  # its tag may stand for another image by now
-            digest = await self.backend.digest_of(request.spec.image)
-        warm, detail = self.pool.take(request.spec.image, lambda warm: _fits(warm, request, digest))
-        if warm:
-            try:
-                await _give_env(warm, request)
-                return warm, "pool", None
-            except BaseException as exc:
-                await warm.close()
-                if not isinstance(exc, BoxLost):
-                    raise
-            detail = "pool_box_lost"
-        if detail and o.workspace_id is not None:
-            detail = "pool_workspace_mismatch"
-        ready = await start(self.backend, request, turn=self.starts.turn(owner))
-        return ready, "cold", detail
-
-    async def _start_warm(self, image: str) -> StartedBox:
-        """A box for the pool. Its main shell is open already: most sessions use it first."""
-        limits = self.rules.default_limits
-        request = await self._box_request(
-            op.OpenSession(image, limits=limits, runtime=self.rules.runtime)
-        )
-        ready = await start(self.backend, request)
-        try:
-            await ready.link.ask(wire.Shell("main", ":"))
-        except BaseException:
-            await ready.close()
-            raise
-        return ready
-
-    async def _box_request(
-        self, o: op.OpenSession, digest: str | None = None, workspace: str | None = None
-    ) -> BoxRequest:
-        try:
-            return await make_box_request(o, self.backend, self._images, digest, workspace)
-        except NotFound as exc:
-            raise NoImage(str(exc)) from None
 
     async def _workspace(self, o: op.OpenSession, owner: str, id: str) -> str | None:
         if o.workspace_id is None:
@@ -599,10 +542,10 @@ class Sessions:
     async def leave(self, *, drain: float, kill: bool) -> int:
         """Shut down. Unless `kill`, sessions stay for the next server; returns how many."""
         self._going_away = True
-        self.starts.close()
+        self.boxes.starts.close()
         await _until(lambda: not self._opening, max(drain, 5))
         await _until(lambda: not any(life.is_busy for life in self.lives.values()), drain)
-        await self.pool.close()
+        await self.boxes.pool.close()
         if kill:
             lives = list(self.lives.values())
             ends = (self._finish(life, "close", "the server was stopped") for life in lives)
@@ -646,7 +589,7 @@ class Sessions:
             box = await self.backend.adopt(record.box)
             if info.digest:
                 with contextlib.suppress(HutchError):  # the image may be gone; its box is not
-                    box.root = (await self._box_request(o, info.digest)).spec.root
+                    box.root = (await self.boxes.request(o, info.digest)).spec.root
             link = await Link.open(await box.connect())
             session = Session(info, box, link, outputs, kernel_idle_of(o), numbers)
             try:
@@ -679,22 +622,6 @@ def new_id() -> str:
     """An id like Sandkasten's: the first twelve characters of a UUID."""
     digits = os.urandom(6).hex()
     return f"{digits[:8]}-{digits[8:11]}"
-
-
-def _fits(warm: StartedBox, request: BoxRequest, digest: str | None) -> bool:
-    """Whether a box of the pool fits a request, also if its image was built again since.
-
-    `digest`: of the image as it is now, if the backend knows it.
-    """
-    own = warm.request
-    is_same = (own.spec, own.min_isolation) == (request.spec, request.min_isolation)
-    return is_same and digest in (None, warm.box.digest)
-
-
-async def _give_env(warm: StartedBox, request: BoxRequest) -> None:
-    if request.env:
-        await warm.link.ask(wire.SetEnv(request.env))
-        await warm.link.ask(wire.EndShell("main"))  # it was started without these variables
 
 
 def _written(at: float | None) -> str | None:

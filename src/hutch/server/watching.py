@@ -164,11 +164,11 @@ class Watching:
         sessions = {f"sessions_{status}": float(states[status]) for status in LIVE}
         if owner is not None:
             return sessions
-        pool = self._sessions.pool.states()
+        pool = self._sessions.boxes.pool.states()
         return {
             **sessions,
-            "starts_running": self._sessions.starts.running,
-            "starts_waiting": self._sessions.starts.waiting,
+            "starts_running": self._sessions.boxes.starts.running,
+            "starts_waiting": self._sessions.boxes.starts.waiting,
             "pool_ready": sum(state.ready for state in pool),
             "pool_target": sum(state.target for state in pool),
             "pool_failures": sum(state.failures for state in pool),
