@@ -76,7 +76,7 @@ def _engine(engine: DockerEngine, facts: Facts) -> Layer:
 
 
 def _runtimes(facts: Facts) -> Layer:
-    text = ", ".join(f"{each} ({facts.grade(each)})" for each in facts.names)
+    text = ", ".join(f"{name} ({facts.grade(name)})" for name in facts.names)
     text = text or facts.default_runtime
     return Layer("runtimes", Status.ACTIVE, text, required=False)
 
@@ -129,7 +129,7 @@ async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> di
     try:
         found = dict(json.loads(printed))
     except (ValueError, TypeError):
-        raise BackendUnavailable(f"the box said {printed[:200]!r}") from None
+        raise BackendUnavailable(f"the box printed {printed[:200]!r}") from None
     # The box cannot see its control groups, so the engine has to read these limits.
     for name in ("memory", "pids"):
         found[name] = str((used.get(f"{name}_stats") or {}).get("limit", ""))
@@ -141,7 +141,7 @@ def _judge(found: dict[str, Any], facts: Facts) -> list[Layer]:
     is_shared = facts.grade("") == "ns"
     uid = guest.get("Uid", "0").split()[0]
     reserve = GUEST_MEMORY if is_shared else GVISOR_MEMORY
-    outside = [each for each in found["interfaces"] if each != "lo"]
+    outside = [name for name in found["interfaces"] if name != "lo"]
     capabilities = guest.get("CapBnd", "?")
     holds_none = set(capabilities) == {"0"}
     memory, pids = found["memory"], found["pids"]

@@ -250,7 +250,7 @@ class ImageClient:
         self, path: str, params: Mapping[str, str], body: AsyncIterator[bytes]
     ) -> AsyncIterator[dict[str, Any]]:
         """Send an archive to the engine. Yields its messages."""
-        asked = self.engine.docker._query(
+        request = self.engine.docker._query(
             path,
             "POST",
             params=params,
@@ -258,7 +258,7 @@ class ImageClient:
             timeout=FOREVER,
             headers={"Content-Type": "application/x-tar"},
         )
-        async with asked as response:
+        async with request as response:
             try:
                 async for message in json_stream_stream(response):
                     yield message

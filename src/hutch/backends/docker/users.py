@@ -51,9 +51,9 @@ class Users:
     def user(self, name: str) -> User | None:
         """Find a user by name or number. A number need not be in the file."""
         number = _number(name)
-        for each in self.users:
-            if each.uid == number if number is not None else each.name == name:
-                return each
+        for user in self.users:
+            if user.uid == number if number is not None else user.name == name:
+                return user
         if name in KNOWN:
             return User(name, KNOWN[name], KNOWN[name])
         return None if number is None else User(name, number, 0)
@@ -62,7 +62,7 @@ class Users:
         number = _number(name)
         if number is not None:
             return number
-        return next((gid for each, gid in self.groups if each == name), KNOWN.get(name))
+        return next((gid for group, gid in self.groups if group == name), KNOWN.get(name))
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,22 @@ def _number(text: str) -> int | None:
 
 
 def choose(
-    asked: str, image: str, users: Users, owner: tuple[int, int] | None, *, few: bool, relaxed: bool
+    requested: str,
+    image: str,
+    users: Users,
+    owner: tuple[int, int] | None,
+    *,
+    few: bool,
+    relaxed: bool,
 ) -> BoxUser:
     """The user that a box runs as.
 
-    `asked`: by the caller; "user" if none in particular. `image`: the image's own user. `owner`:
-    of what is mounted writable. `few`: the engine has few user ids to give. `relaxed`: it may be
+    `requested`: by the caller; "user" if no other. `image`: the image's own user. `owner`: of what
+    is mounted writable. `few`: the engine has few user ids to give. `relaxed`: it may be
     root. Raises InvalidRequest if the user is unknown, reserved, or root and not `relaxed`.
     """
-    if asked != "user":
-        who = _who(asked, users, f"user {asked!r}")
+    if requested != "user":
+        who = _who(requested, users, f"user {requested!r}")
     elif owner and not (relaxed and not owner[0]):
         who = BoxUser(*owner)
     elif image and (relaxed or _who(image, users, "the image").uid):
@@ -147,14 +153,14 @@ def _who(wanted: str, users: Users, whose: str) -> BoxUser:
     return BoxUser(found.uid, gid)
 
 
-def passwd(users: Users, who: BoxUser, asked: str) -> str:
+def passwd(users: Users, who: BoxUser, requested: str) -> str:
     """The /etc/passwd of a box, in which its user has a name and a writable home."""
-    known = next((each for each in users.users if each.uid == who.uid), None)
-    name = known.name if known else asked if NAME.fullmatch(asked) else "user"
+    known = next((user for user in users.users if user.uid == who.uid), None)
+    name = known.name if known else requested if NAME.fullmatch(requested) else "user"
     shell = known.shell if known else "/bin/sh"
     rows = [User(name, who.uid, who.gid, HOME, shell)]
-    rows += [each for each in users.users if each.uid != who.uid and each.name != name]
-    if not any(each.name == "root" for each in rows):
+    rows += [user for user in users.users if user.uid != who.uid and user.name != name]
+    if not any(row.name == "root" for row in rows):
         rows.append(User("root", 0, 0, "/root"))
     return "".join(f"{u.name}:x:{u.uid}:{u.gid}::{u.home}:{u.shell}\n" for u in rows)
 
@@ -163,7 +169,7 @@ def group(users: Users, who: BoxUser) -> str:
     """The /etc/group of a box, in which root's group and that of its user have names."""
     rows = list(users.groups)
     for name, gid in (("root", 0), ("user", who.gid)):
-        if all(gid != each for _, each in rows):
+        if all(gid != known for _, known in rows):
             rows = [row for row in rows if row[0] != name] + [(name, gid)]
     return "".join(f"{name}:x:{gid}:\n" for name, gid in rows)
 
@@ -209,8 +215,8 @@ def open_mounts(
             _check_places(mounts)
         yield tuple(found)
     finally:
-        for each in found:
-            os.close(each.fd)
+        for mount in found:
+            os.close(mount.fd)
 
 
 def _owner(fd: int) -> tuple[int, int]:

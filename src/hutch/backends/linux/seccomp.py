@@ -131,18 +131,13 @@ def _protocols(allowed: Iterable[int]) -> Node:
     return BpfLoad(_ARGUMENT[2], _one_of(allowed, yes=ALLOW, no=EPROTONOSUPPORT))
 
 
+_NETWORK_SOCKET = _one_of(
+    (_AF_INET, _AF_INET6),
+    yes=_not_raw(_protocols(_INET_PROTOCOLS)),
+    no=BpfBranch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
+)
 _SOCKET = BpfLoad(
-    _ARGUMENT[0],
-    BpfBranch(
-        EQUALS,
-        _AF_UNIX,
-        yes=_not_raw(ALLOW),
-        no=_one_of(
-            (_AF_INET, _AF_INET6),
-            yes=_not_raw(_protocols(_INET_PROTOCOLS)),
-            no=BpfBranch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
-        ),
-    ),
+    _ARGUMENT[0], BpfBranch(EQUALS, _AF_UNIX, yes=_not_raw(ALLOW), no=_NETWORK_SOCKET)
 )
 
 # SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF and _REUSEPORT_EBPF: programs that the kernel compiles.
@@ -220,14 +215,7 @@ ABSENT = frozenset(
 # of streams is allowed, as it stays connected; one of datagrams could be connected elsewhere.
 _SOCK_STREAM = 1
 _NO_UNIX_SOCKETS: dict[str, Node] = {
-    "socket": BpfLoad(
-        _ARGUMENT[0],
-        _one_of(
-            (_AF_INET, _AF_INET6),
-            yes=_not_raw(_protocols(_INET_PROTOCOLS)),
-            no=BpfBranch(EQUALS, _AF_NETLINK, yes=_protocols((0,)), no=EAFNOSUPPORT),
-        ),
-    ),
+    "socket": BpfLoad(_ARGUMENT[0], _NETWORK_SOCKET),
     "socketpair": BpfLoad(
         _ARGUMENT[0],
         BpfBranch(
@@ -406,8 +394,8 @@ def install_reporting(program: bytes) -> int:
 
 def _without_reports(program: bytes) -> bytes:
     notify, refuse = (_INSTRUCTION.pack(_RETURN, 0, 0, verdict) for verdict in (NOTIFY, EPERM))
-    each = (program[at : at + len(notify)] for at in range(0, len(program), len(notify)))
-    return b"".join(refuse if one == notify else one for one in each)
+    instructions = (program[at : at + len(notify)] for at in range(0, len(program), len(notify)))
+    return b"".join(refuse if item == notify else item for item in instructions)
 
 
 def _install(program: bytes, flags: int) -> int:

@@ -113,14 +113,14 @@ def start(
         "memory": bounds.memory,
         "processes": bounds.processes,
     }
-    hear, say = os.pipe()
-    with open(hear, "rb") as status, tempfile.TemporaryFile() as told:
-        told.write(json.dumps(spec).encode())
-        told.seek(0)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as status, tempfile.TemporaryFile() as request:
+        request.write(json.dumps(spec).encode())
+        request.seek(0)
         try:
             process = subprocess.Popen(
-                boot(MODULE, told.fileno(), say, lock, os.getpid()),
-                pass_fds=(told.fileno(), say, lock),
+                boot(MODULE, request.fileno(), writer, lock, os.getpid()),
+                pass_fds=(request.fileno(), writer, lock),
                 env={},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -129,7 +129,7 @@ def start(
                 start_new_session=True,
             )
         finally:
-            os.close(say)
+            os.close(writer)
         try:
             failure = status.read().decode(errors="replace")
         except BaseException:

@@ -40,7 +40,7 @@ class Control:
         self._room: asyncio.Future[None] = self._loop.create_future()
         self.refusal: HutchError | None = None  # it could not start, or serves another host
         self.is_over = False
-        self._loop.add_reader(sock, self._hear)
+        self._loop.add_reader(sock, self._read_answer)
 
     async def ask(self, do: str, **body: object) -> Answer:
         """The answer to a request, or its error. Raises LauncherGone if there is none."""
@@ -59,7 +59,7 @@ class Control:
                 await self._send(message)
             return await answer
         except OSError as exc:
-            self._hear()  # a launcher that cannot start says why before it ends
+            self._read_answer()  # a launcher that cannot start says why before it ends
             raise self.refusal or LauncherGone(f"the launcher hung up: {exc}") from exc
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and not answer.exception():
@@ -92,7 +92,7 @@ class Control:
             child, self._child = self._child, None
             await asyncio.to_thread(reap, child)
 
-    def _hear(self) -> None:
+    def _read_answer(self) -> None:
         if self.is_over:
             return
         try:

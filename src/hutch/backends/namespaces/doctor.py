@@ -106,17 +106,17 @@ def trial(act: Callable[[], str], namespaces: int = 0) -> str:
             _map_ids(pid)
         ours.send(b"m")
         ours.settimeout(TRIAL_TIMEOUT)
-        said = ours.recv(65536)
+        reply = ours.recv(65536)
     except TimeoutError:
         raise OSError(errno.ETIMEDOUT, "it hangs") from None
     finally:
         ours.close()
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    answer = json.loads(said or b'{"errno": 0, "why": "the trial died"}')
+    answer = json.loads(reply or b'{"errno": 0, "why": "the trial died"}')
     if "errno" in answer:
         raise OSError(answer["errno"], answer["why"])
-    return str(answer["said"])
+    return str(answer["result"])
 
 
 def _answer(act: Callable[[], str], mapped: bool, sock: socket.socket) -> NoReturn:
@@ -128,7 +128,7 @@ def _answer(act: Callable[[], str], mapped: bool, sock: socket.socket) -> NoRetu
             if RANGED:
                 linux.take_root_ids()
             linux.mount("", "/", None, linux.REC | linux.PRIVATE)
-        answer: dict[str, object] = {"said": act()}
+        answer: dict[str, object] = {"result": act()}
     except OSError as exc:
         answer = {"errno": exc.errno or 0, "why": exc.strerror or str(exc)}
     except BaseException as exc:
@@ -316,7 +316,7 @@ def user_ids() -> str:
     def act() -> str:
         os.setresgid(USER, USER, USER)
         os.setresuid(USER, USER, USER)
-        return f"{UIDS_PER_BOX} for each box, nobody's on this machine"
+        return f"{UIDS_PER_BOX} for each box, which no user of this machine has"
 
     return trial(act, IN_A_BOX)
 
@@ -368,7 +368,7 @@ def no_new_privileges() -> str:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if "NoNewPrivs:\t1" not in read("/proc/self/status"):
             raise OSError(0, "set, and not there")
-        return "no set-user-ID program gives anybody anything"
+        return "set-user-ID programs gain nothing"
 
     return trial(act)
 

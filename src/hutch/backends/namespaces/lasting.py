@@ -55,7 +55,7 @@ class LastingLauncher(Launcher):
         sock.settimeout(ANSWER_TIMEOUT)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._newcomers.append(sock)
-        self._selector.register(sock, selectors.EVENT_READ, lambda: self._hear_newcomer(sock))
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._read_greeting(sock))
         if len(self._newcomers) > MAX_NEWCOMERS:
             self._dismiss(self._newcomers[0]).close()
 
@@ -64,7 +64,7 @@ class LastingLauncher(Launcher):
         self._selector.unregister(sock)
         return sock
 
-    def _hear_newcomer(self, sock: socket.socket) -> None:
+    def _read_greeting(self, sock: socket.socket) -> None:
         """Answer hello and end, the two requests that are the same in every version."""
         try:
             do, number, protocol = _greeting(sock.recv(256 * 1024))
@@ -86,9 +86,9 @@ class LastingLauncher(Launcher):
                 self._lose_host()
             self.serve(sock)
 
-    def _hear(self) -> None:
+    def _read_request(self) -> None:
         try:
-            super()._hear()
+            super()._read_request()
         except (ValueError, KeyError):
             self._lose_host()  # not a request that a host of ours would send
 

@@ -121,7 +121,7 @@ class Launcher:
     def serve(self, control: socket.socket) -> None:
         """Take requests from this host."""
         self._control = control
-        self._selector.register(control, selectors.EVENT_READ, self._hear)
+        self._selector.register(control, selectors.EVENT_READ, self._read_request)
 
     def end_with(self, host: int) -> None:
         """End with this process, even if its children keep our socket open."""
@@ -149,7 +149,7 @@ class Launcher:
 
     # --- requests -------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _read_request(self) -> None:
         assert self._control
         try:
             message = self._control.recv(256 * 1024)
@@ -234,20 +234,20 @@ class Launcher:
                 sources.append(open_source(mount.source))
             if self._hierarchy.folders:
                 group = cgroup.Group(self._hierarchy, f"hutch-{os.getpid()}-{id}", limits)
-            looked_at = list(zip(mounts, sources, strict=True))
+            opened = list(zip(mounts, sources, strict=True))
             mapped_slot, owner = slot, None
             if slot is not None and not self._rights.idmaps:
-                mapped_slot, owner = None, owner_of(looked_at)
+                mapped_slot, owner = None, owner_of(opened)
                 if owner and layers and not who[0]:
                     raise InvalidRequest(
                         "root of an imported image cannot use mounts here: the image's files "
                         f"would not be root's ({NO_IDMAPS}). Choose another user"
                     )
-            files = [m.target for m, fd in looked_at if stat.S_ISREG(os.fstat(fd).st_mode)]
+            files = [m.target for m, fd in opened if stat.S_ISREG(os.fstat(fd).st_mode)]
             sockets = [*socket.socketpair(), *socket.socketpair(), *_listener_pair()]
             host_end, guest_end, status, their_status, listener, their_listener = sockets
             fds += group.open() if group else []
-            for mount, source in looked_at:
+            for mount, source in opened:
                 fds.append(copy_folder(mount, source, mapped_slot, who))
             if os.path.isdir(OWN_PICKLER):
                 pickler = OWN_PICKLER

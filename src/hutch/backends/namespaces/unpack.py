@@ -58,13 +58,13 @@ def unpack(tar_fd: int, folder: str, max_bytes: int | None = None) -> None:
 
 
 def _run(tar: int, folder: int, most_bytes: int, most_entries: int) -> None:
-    hear, say = os.pipe()
-    with open(hear, "rb") as answer:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as result:
         try:
             module = "hutch.backends.namespaces.unpacker"
             process = subprocess.Popen(
-                boot(module, tar, folder, say, most_bytes, most_entries),
-                pass_fds=(tar, folder, say),
+                boot(module, tar, folder, writer, most_bytes, most_entries),
+                pass_fds=(tar, folder, writer),
                 env={},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -72,19 +72,19 @@ def _run(tar: int, folder: int, most_bytes: int, most_entries: int) -> None:
                 start_new_session=True,
             )
         finally:
-            os.close(say)
+            os.close(writer)
         with process:
             try:
-                said = answer.read(65536)
+                answer = result.read(65536)
                 complaint = process.stderr.read(65536) if process.stderr else b""
             except BaseException:
                 process.kill()  # and the kernel kills what it started
-                answer.read()  # until that is gone
+                result.read()  # until that is gone
                 raise
-    if not said:
+    if not answer:
         last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         raise BackendUnavailable(f"no layer can be unpacked here: {last or 'it was killed'}")
-    body = json.loads(said)
+    body = json.loads(answer)
     for kind in ERRORS:
         if body.get("code") == kind.code:
             raise kind(str(body.get("message")))

@@ -68,9 +68,11 @@ def main(tar: int, folder: int, out: int, most_bytes: int, most_entries: int) ->
     os.waitpid(pid, 0)
 
 
-def _work(sync: socket.socket, tar: int, layer: int, out: int, told: tuple[bool, int, int]) -> None:
+def _work(
+    sync: socket.socket, tar: int, layer: int, out: int, bounds: tuple[bool, int, int]
+) -> None:
     """Run in the child. Never returns."""
-    ranged, most_bytes, most_entries = told
+    ranged, most_bytes, most_entries = bounds
     code, message = "", ""
     try:
         if sync.recv(1) != b"m":  # our user ids are mapped now
@@ -302,7 +304,7 @@ def _owner(member: TarMember) -> tuple[int, int]:
     """The ids of its owner. Ids that a box does not have become those of `nobody`."""
     found = []
     for key, field in (("uid", member.owner[:8]), ("gid", member.owner[8:])):
-        said = member.extra.get(key)
-        value = int(said) if said is not None else number(field)
+        text = member.extra.get(key)
+        value = int(text) if text is not None else number(field)
         found.append(value if 0 <= value <= MAX_ID else NOBODY)
     return found[0], found[1]

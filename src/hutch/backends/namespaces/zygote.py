@@ -158,7 +158,7 @@ class Zygote:
         while True:
             for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._launcher:
-                    self._hear()
+                    self._read_request()
                 else:
                     self._look_after(key.data)
             if self._warm and self._warm.is_old and not self._warming:
@@ -167,7 +167,7 @@ class Zygote:
     def _pause(self) -> float | None:
         return self._warm.seconds_left if self._warm and not self._warming else None
 
-    def _hear(self) -> None:
+    def _read_request(self) -> None:
         message, fds, _, _ = socket.recv_fds(self._launcher, 256 * 1024, 253)
         if not message:
             os._exit(0)  # the launcher is gone: so are we, and with us every box
@@ -327,14 +327,14 @@ class Preloader:
         """Wait until it is warm; if it fails instead, `failure` says how."""
         self.sock.settimeout(PRELOAD_TIMEOUT)
         try:
-            said = self.sock.recv(65536)
+            reply = self.sock.recv(65536)
         except TimeoutError:
             self.failure = f"its packages were not imported after {PRELOAD_TIMEOUT} seconds"
             return False
         except OSError:
-            said = b""
+            reply = b""
         self._since = time.monotonic()
-        self.failure = said.decode(errors="replace") if said else _last_words()
+        self.failure = reply.decode(errors="replace") if reply else _last_words()
         if self.failure == "ready":
             self.failure = ""
         return not self.failure
@@ -419,12 +419,12 @@ class ZygoteProcess:
         # Starts that wait until it is ready: the number of the request, and what to do.
         self.waiting: list[tuple[int, Callable[[int], None]]] = []
         sync, their_sync = socket.socketpair()
-        shown: list[tuple[str, int]] = []
+        mounts: list[tuple[str, int]] = []
         try:
             places = {**image.mounted, **{f"/dev/{name}": f"/dev/{name}" for name in DEVICES}}
             for place, path in places.items():
                 fd = linux.copy_mount(path)
-                shown.append((place, fd))
+                mounts.append((place, fd))
                 device = place.startswith("/dev/")
                 quiet = linux.ATTR_NOSUID | (0 if device else linux.ATTR_NODEV | linux.ATTR_RDONLY)
                 linux.set_mount(fd, quiet, recursive=True)
@@ -432,7 +432,7 @@ class ZygoteProcess:
             if pid == 0:
                 self.sock.close()
                 sync.close()
-                run(theirs, their_sync, image, shown, rights.ranged, warm)
+                run(theirs, their_sync, image, mounts, rights.ranged, warm)
             self.pidfd = os.pidfd_open(pid)
             # When memory runs out, boxes are killed before processes of the host.
             with open(f"/proc/{pid}/oom_score_adj", "w") as file:
@@ -446,7 +446,7 @@ class ZygoteProcess:
             self.sock.close()
             raise
         finally:
-            for _, fd in shown:
+            for _, fd in mounts:
                 os.close(fd)
             for sock in (theirs, sync, their_sync):
                 sock.close()
