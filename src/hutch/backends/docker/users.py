@@ -215,8 +215,8 @@ def open_mounts(
             _check_places(mounts)
         yield tuple(found)
     finally:
-        for mount in found:
-            os.close(mount.fd)
+        for opened in found:
+            os.close(opened.fd)
 
 
 def _owner(fd: int) -> tuple[int, int]:
