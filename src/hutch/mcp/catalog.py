@@ -12,8 +12,7 @@ from mcp import types
 
 from hutch.tools import Answer, Tool
 
-from .box_tools import BOX_TOOLS
-from .clients import ToolOptions
+from .clients import BOX_TOOLS, ToolOptions
 
 FACTS = "hutch/facts"  # in `_meta`: for programs, never shown to a model
 BOX = {"type": "string", "description": "Id of a box; without one, your own"}

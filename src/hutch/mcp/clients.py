@@ -1,17 +1,74 @@
-"""A caller, and the options that it chose."""
+"""A caller, the options that it chose, and the tools by which it creates and ends boxes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
 
 from hutch import operations as op
 from hutch.client.transport import AsyncTransport
 from hutch.errors import InvalidRequest
-from hutch.tools import TOOLS, Tool, chosen
+from hutch.tools import TOOLS, Answer, Tool, chosen
+from hutch.tools.declare import tool
+from hutch.types import BoxInfo
 
-from .box_tools import BOX_TOOLS
+if TYPE_CHECKING:
+    from .boxes import McpBoxes
 
+MAX_LIST = 100
+
+
+@dataclass(frozen=True)
+class BoxesContext:
+    """What these tools get in place of a ToolContext: the boxes, and the caller."""
+
+    boxes: McpBoxes
+    client: McpClient
+
+
+async def create_box(
+    ctx: BoxesContext,
+    image: Annotated[str | None, "What is in it; without one: as in your own"] = None,
+) -> Answer:
+    """Make one more box, apart from your own. Other tools take its id as `box`."""
+    order = ctx.client.order
+    toolbox = await ctx.boxes.create(ctx.client, replace(order, image=image) if image else order)
+    return Answer(_line(toolbox.context.box.info), details={"box": toolbox.context.box.id})
+
+
+async def list_boxes(ctx: BoxesContext) -> Answer:
+    """List your boxes."""
+    client = ctx.client
+    sessions = await client.transport.perform(
+        op.ListSessions("live", owner=client.owner, limit=MAX_LIST)
+    )
+    own = ctx.boxes.own(client)
+    lines = [
+        _line(info) + (" (your own)" if own and own.context.box.id == info.id else "")
+        for info in sessions
+    ]
+    more = [f"[only the newest {MAX_LIST}]"] if len(sessions) == MAX_LIST else []
+    ids: list[object] = [info.id for info in sessions]
+    return Answer("\n".join([*lines, *more]) or "no boxes yet", details={"boxes": ids})
+
+
+async def close_box(ctx: BoxesContext, box: Annotated[str, "Its id"]) -> Answer:
+    """End a box, with its files and all that runs in it."""
+    # Closing a box that does not exist is not an error, so look it up first.
+    await ctx.client.transport.perform(op.GetSession(box))
+    await ctx.boxes.close(ctx.client, box)
+    return Answer(f"closed {box}")
+
+
+def _line(info: BoxInfo) -> str:
+    return f"{info.id}  {info.image}  {info.status}"
+
+
+BOX_TOOLS = {
+    declared.name: declared
+    for declared in (tool(create_box), tool(list_boxes, only_reads=True), tool(close_box))
+}
 EVERY = {**TOOLS, **BOX_TOOLS}
 
 Watch = Callable[[Callable[[], object]], Callable[[], object]]

@@ -19,10 +19,9 @@ from hutch.errors import BoxLost, HutchError
 from hutch.tools import Tool
 
 from . import files, prompts
-from .box_tools import BOX_TOOLS, BoxesContext
 from .boxes import McpBoxes, gone
 from .catalog import bounded, describe, failure, result, sayable
-from .clients import McpClient
+from .clients import BOX_TOOLS, BoxesContext, McpClient
 from .progress import LastLine, listener
 
 Context = ServerRequestContext[Any, Any]
