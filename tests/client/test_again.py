@@ -11,7 +11,7 @@ import pytest
 
 from hutch import QuotaReached, ServerBusy, ServerUnavailable
 from hutch import operations as op
-from hutch.client.retry import BUDGET, BUSY_BUDGET, Attempts
+from hutch.client.http import BUDGET, BUSY_BUDGET, Attempts
 
 SAFE = [op.GetSession("s"), op.ListSessions(), op.OpenSession(), op.CloseSession("s"),
         op.ExtendSession("s", 5), op.ReadFile("s", "p"), op.WaitProgram("s", "p")]  # fmt: skip

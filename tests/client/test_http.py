@@ -29,7 +29,7 @@ from hutch import (
     Unauthorized,
     Workspace,
 )
-from hutch.client import _sync_http, retry
+from hutch.client import _sync_http, http
 from hutch.client.transport import Server
 
 INFO = {
@@ -292,7 +292,7 @@ def test_a_server_that_is_started_anew_is_waited_for(server):
 
 
 def test_a_server_that_never_was_there_is_named_soon_and_in_the_same_words(monkeypatch):
-    monkeypatch.setattr("hutch.client.retry.BUDGET", 3600)  # one that had answered is waited for
+    monkeypatch.setattr("hutch.client.http.BUDGET", 3600)  # one that had answered is waited for
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
@@ -323,7 +323,7 @@ def test_who_has_no_key_is_told_where_to_put_one(server):
 # httpcore drops the socket with which it tried, and does not close it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_socket_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(retry, "SHORT_BUDGET", 0.2)
+    monkeypatch.setattr(http, "SHORT_BUDGET", 0.2)
     with pytest.raises(ServerUnavailable, match=r"cannot reach unix:/no/such: no such socket"):
         Sandbox.create(url="unix:/no/such")
     gc.collect()

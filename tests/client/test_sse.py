@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch import ServerUnavailable
-from hutch.client import sse
-from hutch.client.sse import Events
+from hutch.client import http
+from hutch.client.http import Events
 
 STREAM = (
     b": hello\n\nevent: chunk\ndata: {\"text\": \"\xc3\xa4\"}\n\n"
@@ -40,7 +40,7 @@ def test_whatever_comes_is_taken_or_left(data):
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 50, b"data: xxxxxxxx\n" * 5, b"x" * 60])
 def test_an_event_without_end_is_refused(piece, monkeypatch):
-    monkeypatch.setattr(sse, "MAX_EVENT", 1000)
+    monkeypatch.setattr(http, "MAX_EVENT", 1000)
     events = Events()
     with pytest.raises(ServerUnavailable, match="an event of more than 1000 bytes"):
         for _ in range(100):

@@ -1,8 +1,8 @@
 # Generated from _async_http.py by scripts/unasync. Change that file, and run the script.
 """Sends operations to one server over HTTP.
 
-`codec` encodes operations and decodes answers; `retry` decides what is sent again. A stream has a
-connection of its own: leaving it closes the connection, and the server then stops the command.
+`codec` encodes operations and decodes answers; `Attempts` decides what is sent again. A stream has
+a connection of its own: leaving it closes the connection, and the server then stops the command.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from hutch.types import Execution, Result
 
 from ._sync_compat import Lock, PerProcess, pieces_of, sleep
 from ._sync_stream import Items
-from .address import KEEPALIVE, address_of
-from .retry import Attempts
-from .sse import Events
+from .http import KEEPALIVE, Attempts, Events, address_of
 from .transport import Server
 
 ENOUGH = 64 * 1024

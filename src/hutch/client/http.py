@@ -1,4 +1,4 @@
-"""Decides when a request is sent again: only if that cannot do something twice. No I/O."""
+"""What the HTTP clients share: addresses of servers, when to try again, and events. No I/O."""
 
 from __future__ import annotations
 
@@ -8,9 +8,80 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from hutch import operations as op
-from hutch.errors import HutchError, ServerBusy, ServerUnavailable
+from hutch.codec import EncodedRequest
+from hutch.codec.values import quoted
+from hutch.errors import HutchError, InvalidRequest, ServerBusy, ServerUnavailable
+
+# --- addresses ----------------------------------------------------------------------
+
+
+EXAMPLES = "http://127.0.0.1:8080, https://boxes.example.com or unix:/run/hutch.sock"
+
+# A command may be silent for days. With these, the operating system notices within a minute that
+# the other machine is gone.
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is, for HTTP connections."""
+
+    url: str  # for messages
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""  # before every path
+    socket: str | None = None  # a Unix socket to connect to, instead of host and port
+
+    def target(self, request: EncodedRequest) -> str:
+        """The target in the first line of a request: path and query."""
+        query = "&".join(f"{name}={quoted(value)}" for name, value in request.query.items())
+        return self.prefix + request.path + ("?" + query if query else "")
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        usual = {"http": 80, "https": 443}[self.scheme]
+        return host if self.port == usual else f"{host}:{self.port}"
+
+
+def address_of(url: str) -> Address:
+    """The address in a url. Raises InvalidRequest, with examples, if it is not a url of ours."""
+    if url.startswith("unix:"):
+        path = "/" + url.removeprefix("unix:").lstrip("/")
+        return Address(f"unix:{path}", "http", "localhost", 80, socket=path)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise _wrong(url) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise _wrong(url)
+    if parts.username is not None or parts.query or parts.fragment:
+        raise InvalidRequest("a url has no user, query or fragment: give the key as api_key")
+    port = port or (443 if parts.scheme == "https" else 80)
+    host = parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else None
+    return Address(
+        url.rstrip("/"), parts.scheme, host or parts.hostname, port, prefix=parts.path.rstrip("/")
+    )
+
+
+def _wrong(url: str) -> InvalidRequest:
+    return InvalidRequest(f"a url is {EXAMPLES}, not {url!r:.200}")
+
+
+# --- when to try again --------------------------------------------------------------
+
 
 BUDGET = 10.0  # seconds, for all pauses of a request: a restart of the server takes less
 BUSY_BUDGET = 60.0  # if the server is busy and says when to try again
@@ -132,3 +203,53 @@ _REASONS = {
     errno.ENOENT: "no such socket",
     errno.EACCES: "permission denied: run this as the server's user, or use a url and a key",
 }
+
+
+# --- events -------------------------------------------------------------------------
+
+
+# Of one event. The largest are results with pictures, of some megabytes.
+MAX_EVENT = 64 * 1024 * 1024
+
+
+class Events:
+    """Bytes in, events out. Lines end in \\n or \\r\\n; comments are heartbeats, and dropped."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._seen = 0  # how far the buffer was searched for the end of a line
+        self._name = ""
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
+        """The events that are now complete, as (name, data). Raises ServerUnavailable."""
+        self._buffer += piece
+        start = 0
+        while (end := self._buffer.find(b"\n", max(start, self._seen))) >= 0:
+            line = bytes(memoryview(self._buffer)[start:end]).removesuffix(b"\r")
+            start = self._seen = end + 1
+            if line:
+                self._take(line)
+                continue
+            name, data = self._name or "message", self._data
+            self._name, self._data, self._size = "", [], 0
+            if data:
+                yield name, b"\n".join(data)
+        del self._buffer[:start]
+        self._seen = len(self._buffer)
+        self._check(self._seen + self._size)
+
+    def _take(self, line: bytes) -> None:
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            self._name = value.decode("utf-8", "replace")
+        elif field == b"data":
+            self._data.append(value)
+            self._size += len(value)
+            self._check(self._size)
+
+    def _check(self, size: int) -> None:
+        if size > MAX_EVENT:
+            raise ServerUnavailable(f"the server sent an event of more than {MAX_EVENT} bytes")
