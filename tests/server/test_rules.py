@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from hutch.server.requests import (
     request_of,
 )
 from hutch.server.rules import Rules
-from hutch.server.store import SessionRecord, Store
-from hutch.types import BoxInfo, GiB, Limits, MiB, Mount, show_size
+from hutch.types import GiB, Limits, MiB, Mount, show_size
 
 HOST = "host"
 
@@ -134,24 +132,14 @@ def test_an_idempotency_key_is_printable_and_stands_for_one_request() -> None:
         check_digest("before", "now")
 
 
-def test_what_a_later_version_wrote_down_is_read_if_it_asks_for_nothing_more(
-    tmp_path: Path,
-) -> None:
+def test_what_a_later_version_wrote_down_is_read_if_it_asks_for_nothing_more() -> None:
     asked = op.OpenSession(mounts=(Mount("/a", "/b"),), relax=("network",), env={"A": "b"})
-    info = BoxInfo("1", "namespaces", HOST, "ns", Limits(), "/", "user", 1.0, owner="ada")
 
-    def read(store: Store, **more: object) -> op.OpenSession:
-        return request_of(SessionRecord(info, request=asdict(asked) | more), store)
+    def read(**more: object) -> op.OpenSession:
+        return request_of(asdict(asked) | more, Sealer(b"x" * 32))
 
-    async def main() -> None:
-        store = await Store.open(tmp_path / "hutch.db")
-        try:
-            assert read(store) == asked
-            assert read(store, new=()) == asked
-            with pytest.raises(IncompatibleBox, match="opened with new"):
-                read(store, new="more")
-        finally:
-            await store.close()
-
-    asyncio.run(main())
+    assert read() == asked
+    assert read(new=()) == asked
+    with pytest.raises(IncompatibleBox, match="opened with new"):
+        read(new="more")
     assert digest_of(asked, Sealer(b"x" * 32)) != digest_of(asked, Sealer(b"y" * 32))

@@ -21,7 +21,7 @@ from hutch import operations as op
 from hutch.engine.hibernate import Saved
 from hutch.engine.sealing import KEY_FILE, MARK, Sealer, Unreadable
 from hutch.errors import Conflict, IncompatibleBox, ServerUnavailable
-from hutch.server.requests import digest_of, request_of
+from hutch.server.requests import digest_of, environment_in, request_of
 from hutch.server.store import SessionRecord, Store
 from hutch.types import BoxInfo, Limits
 
@@ -143,9 +143,9 @@ def test_an_older_database_is_scrubbed_with_its_log_and_its_copies(tmp_path: Pat
                 found = await store.get(id)
                 assert found and found.request["env"].encode().startswith(MARK)
                 env = {"TOKEN": SECRET, "EMPTY": "", "ü": "ß"}
-                assert store.environment_of(found) == env
+                assert environment_in(found.request, store.sealer) == env
                 same = await store.update(id, why="changed")
-                assert store.environment_of(same) == env
+                assert environment_in(same.request, store.sealer) == env
             ended = await store.get("s3")
             assert ended and ended.request["env"] == {}
         finally:
@@ -197,9 +197,10 @@ def test_a_repeated_create_is_known_by_a_digest_that_nobody_can_guess_from(tmp_p
             record = await made._store.get(info.id)
             assert record
             # What anybody could try with each PIN, who has the database and knows the rest.
-            guess = digest_of(request_of(record, made._store), made._store.sealer)
+            request = request_of(record.request, made._store.sealer)
+            guess = digest_of(request, made._store.sealer)
             assert record.digest == guess
-            unkeyed = hashlib.sha256(repr(request_of(record, made._store)).encode()).hexdigest()
+            unkeyed = hashlib.sha256(repr(request).encode()).hexdigest()
             other = Sealer(bytes(32))
             assert record.digest not in (unkeyed, other.digest(unkeyed), other.digest(guess))
         async with service(tmp_path) as made:  # a server that was started again
@@ -271,7 +272,7 @@ def test_without_its_key_an_environment_is_lost_and_it_is_said_why(tmp_path: Pat
         found = await store.get("s1")
         assert found
         with pytest.raises(IncompatibleBox, match=KEY_FILE):
-            store.environment_of(found)
+            environment_in(found.request, store.sealer)
         await store.close()
 
     asyncio.run(main())

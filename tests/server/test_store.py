@@ -23,6 +23,7 @@ from must_work import need
 from hutch.errors import Conflict, NoSession, NoSpace, ServerUnavailable, SessionEnded
 from hutch.server import store as store_module
 from hutch.server.database import Database, DatabaseLocked, DatabaseUnusable
+from hutch.server.requests import environment_in
 from hutch.server.store import LIVE, SCRIPTS, SessionRecord, Store
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
@@ -97,7 +98,7 @@ def test_a_record_comes_back_as_it_went_in(path: Path) -> None:
     async def unsealed(store: Store, id: str) -> SessionRecord:
         found = await store.get(id)
         assert found
-        env = store.environment_of(found)
+        env = environment_in(found.request, store.sealer)
         return replace(found, request={**found.request, "env": env})
 
     async def again(store: Store) -> None:

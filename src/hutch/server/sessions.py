@@ -571,7 +571,7 @@ class Sessions:
         Raises BoxLost if its box is gone, and IncompatibleBox if only another version can use it.
         Other errors say nothing about the box.
         """
-        info, o = record.info, request_of(record, self.store)
+        info, o = record.info, request_of(record.request, self.store.sealer)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         left = self.seconds_left(record)
         expires = None if left is None else since_boot() + left

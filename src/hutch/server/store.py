@@ -3,15 +3,10 @@
 A box belongs to the row that names it. Every operation is one transaction, in the thread of
 `database.py`. Sessions are listed by a number that only grows, so a clock that jumps does not
 change their order. Every filter has an index, because the history may be long.
-
-The environment of a session is stored sealed, and only while its box may be made again. The digest
-of a request, which recognizes a repeated one, depends on the environment, and is keyed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +16,15 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from hutch.engine.sealing import DIGEST_MARK, KEY_FILE, Sealer, Unreadable
+from hutch.engine.sealing import Sealer
 from hutch.engine.states import is_in_time
-from hutch.errors import Conflict, IncompatibleBox, NoSession, QuotaReached, SessionEnded
+from hutch.errors import Conflict, NoSession, QuotaReached, SessionEnded
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import ENDED, STATES, BoxInfo, State
 
 from .database import PATIENCE, Database
+from .requests import seal_old_rows, stored_request
 
-log = logging.getLogger("hutch")
 # Each script brings a file from one version to the next. A script that was released is never
 # changed: add a new one at the end.
 SCRIPTS: tuple[str, ...] = (
@@ -109,10 +104,6 @@ SCRIPTS: tuple[str, ...] = (
 
 LIVE: tuple[State, ...] = tuple(state for state in STATES if state not in ENDED)
 BATCH = 500  # rows that are purged in one transaction, so that others do not wait long
-# In the JSON of a request whose environment is neither empty nor sealed.
-PLAIN_ENV = '"env":{"'
-# `application_id` of a file in which every environment is sealed and every digest keyed.
-SEALED = 0x48555432
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ class SessionRecord:
 
     info: BoxInfo
     box: str | None = None  # the backend's id; None: it has no box now
-    # How to make its box again. As read from the store, its `env` is sealed: `environment_of`.
+    # How to make its box again. As read from the store, its `env` is sealed: `requests.request_of`.
     request: Mapping[str, object] = field(default_factory=dict)
     saved: Mapping[str, str] | None = None  # `manifest`: the file that describes its saved state
     deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which cannot be set
@@ -186,10 +177,6 @@ class Store:
 
     async def close(self) -> None:
         await self._database.close()
-
-    def environment_of(self, record: SessionRecord) -> dict[str, str]:
-        """Its environment, unsealed. Raises IncompatibleBox if its key is gone."""
-        return environment_in(record.request, self.sealer)
 
     # --- workspaces -----------------------------------------------------------------------
 
@@ -568,83 +555,3 @@ def _put_labels(db: sqlite3.Connection, number: int | None, labels: Mapping[str,
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
-
-
-def stored_request(
-    request: Mapping[str, object], sealer: Sealer, *, ended: bool
-) -> dict[str, object]:
-    """A request as it is written. After the end of a session its environment is not needed."""
-    env = request.get("env")
-    if ended:
-        env = {}
-    elif isinstance(env, Mapping) and env:
-        env = sealer.seal(msgspec.json.encode(env)).decode()
-    return {**request, "env": env or {}}
-
-
-def environment_in(request: Mapping[str, object], sealer: Sealer) -> dict[str, str]:
-    """The environment in a stored request. Raises IncompatibleBox if its key is gone."""
-    env = request.get("env") or {}
-    if isinstance(env, Mapping):
-        return dict(env)
-    assert isinstance(env, str)
-    try:
-        return msgspec.json.decode(sealer.unseal(env.encode()), type=dict[str, str])
-    except (Unreadable, msgspec.DecodeError):
-        raise IncompatibleBox(
-            f"its environment cannot be read: it was sealed with another key than {KEY_FILE} in "
-            "the data folder"
-        ) from None
-
-
-def seal_old_rows(db: sqlite3.Connection, path: Path, sealer: Sealer) -> None:
-    """Seal rows, here and in copies of the file, that were written before there was a key.
-
-    Failures are logged, and tried again at the next start.
-    """
-    if db.execute("PRAGMA application_id").fetchone() == (SEALED,):
-        return
-    is_clean = _scrub(db, sealer)
-    for copy in path.parent.glob(f"{path.name}.v*.bak"):
-        # A copy gets no sealed environments: its version of Hutch could not read them.
-        try:
-            with contextlib.closing(sqlite3.connect(copy)) as old:
-                is_clean &= _scrub(old, None)
-        except (sqlite3.Error, msgspec.DecodeError) as exc:
-            is_clean = False
-            log.warning("cannot remove environments of sessions from %s: %s", copy, exc)
-    if is_clean:
-        db.execute(f"PRAGMA application_id = {SEALED}")
-
-
-def _scrub(db: sqlite3.Connection, sealer: Sealer | None) -> bool:
-    """Whether no plain environment and no unkeyed digest is left in the file."""
-    plain = db.execute(
-        "SELECT number, status, request FROM sessions WHERE instr(request, ?)", (PLAIN_ENV,)
-    ).fetchall()
-    changed = []
-    for number, status, text in plain:
-        request = msgspec.json.decode(text)
-        if isinstance(request.get("env"), dict) and request["env"]:
-            if sealer is None:
-                request["env"] = {}
-            else:
-                request = stored_request(request, sealer, ended=status in ENDED)
-            changed.append((msgspec.json.encode(request).decode(), number))
-    unkeyed = db.execute(
-        "SELECT number, digest FROM sessions WHERE digest IS NOT NULL AND NOT instr(digest, ?)",
-        (DIGEST_MARK,),
-    ).fetchall()
-    digests = [(sealer.digest(digest) if sealer else None, number) for number, digest in unkeyed]
-    # secure_delete overwrites what is deleted; VACUUM rewrites the whole file, for pages that were
-    # freed before; and the log has the old pages until it is truncated. All of this also if no row
-    # changes: an earlier attempt may have ended after the update.
-    db.execute("PRAGMA secure_delete = ON")
-    db.executemany("UPDATE sessions SET request = ? WHERE number = ?", changed)
-    db.executemany("UPDATE sessions SET digest = ? WHERE number = ?", digests)
-    db.commit()
-    db.execute("VACUUM")
-    is_busy: int = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-    if is_busy:
-        log.warning("another process has the database open: its log still has plain environments")
-    return not is_busy
