@@ -345,6 +345,30 @@ def test_a_layer_that_breaks_off_goes_on_where_it_ended(large: Told, data: Path)
     assert not list(data.glob("images/layers/*.partial"))
 
 
+def test_a_download_that_comes_on_is_not_given_up(data: Path) -> None:
+    with told(make_image({"a": os.urandom(6 << 20)})) as server:  # six pieces, and three tries
+        digest = layer_of(server)
+        server.acts[digest] = cut_after(http.ENOUGH + (100 << 10))
+        pull(f"{server.host}/x")
+        assert len(server.paths(digest)) > http.TRIES
+
+
+def test_a_server_that_begins_again_each_time_is_given_up(data: Path) -> None:
+    with told(make_image({"a": os.urandom(6 << 20)})) as server:
+        digest = layer_of(server)
+
+        def begin_again(asked: Asked) -> None:
+            del asked.headers["Range"]
+            cut_after(2 * http.ENOUGH)(asked)
+
+        server.acts[digest] = begin_again
+        with pytest.raises(
+            BackendUnavailable, match="try again later: what was downloaded is kept"
+        ):
+            pull(f"{server.host}/x")
+        assert len(server.paths(digest)) == http.TRIES
+
+
 def test_a_real_registry_sends_the_rest_of_a_layer(registry: Registry, data: Path) -> None:
     image = make_image({"a": os.urandom(100_000)})
     name = registry.push("part", "1", image)

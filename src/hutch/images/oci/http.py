@@ -33,6 +33,7 @@ WAIT = 30  # seconds for the next bytes
 PATIENCE = 60  # seconds for a small document
 SLOWEST = 16 * 1024  # bytes per second of a large download
 TRIES = 3
+ENOUGH = 1 << 20  # bytes; a download that came this far on has all its tries again
 PAUSE = 0.5  # seconds before the second try; then twice as long
 MAX_PAUSE = 10
 MAX_HOPS = 5
@@ -49,6 +50,7 @@ class RetryLater(Exception):
         """`after`: seconds to wait first, as the registry asked for."""
         super().__init__(message)
         self.after = after
+        self.reached = 0  # bytes of the download that are kept
 
 
 class Response:
@@ -120,23 +122,27 @@ class HttpClient:
         raise BackendUnavailable(f"too many redirects from {_host(url)}")
 
     def patiently(self, act: Callable[[], T]) -> T:
-        """Call `act`, and again after a RetryLater. Raises BackendUnavailable after TRIES attempts.
+        """Call `act`, and again after a RetryLater.
 
-        Raises WorkStopped after `stop`, and what `act` raises.
+        Raises BackendUnavailable after TRIES attempts without progress, WorkStopped after `stop`,
+        and what `act` raises.
         """
-        pause = PAUSE
-        for left in reversed(range(TRIES)):
+        tried, pause, furthest = 0, PAUSE, 0
+        while True:
             try:
                 return act()
             except RetryLater as exc:
                 if self._stopped.is_set():
                     raise WorkStopped from None
-                if not left:
-                    raise BackendUnavailable(f"{exc}; try again later") from exc
+                if exc.reached >= furthest + ENOUGH:
+                    tried, pause, furthest = 0, PAUSE, exc.reached
+                tried += 1
+                if tried == TRIES:
+                    kept = ": what was downloaded is kept" if exc.reached else ""
+                    raise BackendUnavailable(f"{exc}; try again later{kept}") from exc
                 # Random, so that clients of a registry do not all retry at the same moment.
                 self._stopped.wait(min(MAX_PAUSE, max(exc.after, pause * random.uniform(1, 1.5))))
             pause *= 2
-        raise AssertionError("the last try returns or raises")
 
     def stop(self) -> None:
         """Interrupt all requests, from any thread."""

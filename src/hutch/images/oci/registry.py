@@ -90,8 +90,16 @@ class Registry:
         path = partial_of(layer)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "r+b") as file:
+
+            def download() -> None:
+                try:
+                    self._download(layer, file, folder, tell)
+                except RetryLater as exc:
+                    exc.reached = file.seek(0, os.SEEK_END)
+                    raise
+
             try:
-                self._web.patiently(lambda: self._download(layer, file, folder, tell))
+                self._web.patiently(download)
                 file.seek(0)
                 yield file
             except BaseException as exc:
