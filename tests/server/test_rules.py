@@ -18,9 +18,9 @@ from hutch.server.requests import (
     digest_of,
     image_of,
     own_name,
-    request_of,
 )
 from hutch.server.rules import Rules
+from hutch.server.stored_requests import request_of
 from hutch.types import GiB, Limits, MiB, Mount, show_size
 
 HOST = "host"

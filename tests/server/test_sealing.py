@@ -21,8 +21,9 @@ from hutch import operations as op
 from hutch.engine.hibernate import Saved
 from hutch.engine.sealing import KEY_FILE, MARK, Sealer, Unreadable
 from hutch.errors import Conflict, IncompatibleBox, ServerUnavailable
-from hutch.server.requests import digest_of, environment_in, request_of
+from hutch.server.requests import digest_of
 from hutch.server.store import SessionRecord, Store
+from hutch.server.stored_requests import environment_in, request_of
 from hutch.types import BoxInfo, Limits
 
 SECRET = "sk-very-secret-5f1c9e7d"

@@ -23,8 +23,8 @@ from must_work import need
 from hutch.errors import Conflict, NoSession, NoSpace, ServerUnavailable, SessionEnded
 from hutch.server import store as store_module
 from hutch.server.database import Database, DatabaseLocked, DatabaseUnusable
-from hutch.server.requests import environment_in
 from hutch.server.store import LIVE, SCRIPTS, SessionRecord, Store
+from hutch.server.stored_requests import environment_in
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
 

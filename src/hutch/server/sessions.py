@@ -43,21 +43,15 @@ from hutch.errors import (
 from hutch.serving import Usage
 from hutch.types import BoxInfo, Limits, State
 
+from .boxes import BoxSource
 from .feed import SessionFeed
 from .history import FailureKind, History
 from .journal import Journal
-from .pool import BoxSource
 from .quotas import Quotas
-from .requests import (
-    check_digest,
-    check_mounts,
-    checked_key,
-    completed,
-    digest_of,
-    request_of,
-)
+from .requests import check_digest, check_mounts, checked_key, completed, digest_of
 from .rules import Rules
 from .store import SessionChanges, SessionRecord, Store
+from .stored_requests import request_of
 from .stranded import StrandedSessions
 from .workspaces import Workspaces
 

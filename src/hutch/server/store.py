@@ -23,7 +23,7 @@ from hutch.serving import Key, Quota, Workspace
 from hutch.types import ENDED, STATES, BoxInfo, State
 
 from .database import PATIENCE, Database
-from .requests import seal_old_rows, stored_request
+from .stored_requests import seal_old_rows, stored_request
 
 # Each script brings a file from one version to the next. A script that was released is never
 # changed: add a new one at the end.
@@ -112,7 +112,8 @@ class SessionRecord:
 
     info: BoxInfo
     box: str | None = None  # the backend's id; None: it has no box now
-    # How to make its box again. As read from the store, its `env` is sealed: `requests.request_of`.
+    # How to make its box again. As read from the store, its `env` is sealed; `request_of` in
+    # stored_requests.py unseals it.
     request: Mapping[str, object] = field(default_factory=dict)
     saved: Mapping[str, str] | None = None  # `manifest`: the file that describes its saved state
     deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which cannot be set
