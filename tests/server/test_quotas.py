@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from hutch.errors import InvalidRequest, QuotaReached
 from hutch.server import quotas as module
-from hutch.server.quotas import Bucket, Quotas, RateLimited, burst_of, in_units
+from hutch.server.quotas import (
+    MAX_IN_BUDGET,
+    Bucket,
+    Budget,
+    Quotas,
+    RateLimited,
+    burst_of,
+    in_units,
+)
 from hutch.server.store import Store
 from hutch.serving import Quota, Usage
 from hutch.types import GiB, Limits, MiB
@@ -159,3 +167,27 @@ def test_sizes_are_said_as_people_say_them() -> None:
     assert [in_units(n) for n in (0, 1023, 1536, 512 * MiB, 3 * GiB)] == [
         "0 bytes", "1023 bytes", "1.5 KiB", "512 MiB", "3 GiB",
     ]  # fmt: skip
+
+
+def test_a_budget_gives_each_stranger_a_few_tries_and_counts_the_rest() -> None:
+    budget = Budget(each=(2, 0), together=(100, 0))
+    assert [budget.take("one address") for _ in range(4)] == [True, True, False, False]
+    assert budget.take("another address")
+    assert (budget.take_suppressed(), budget.take_suppressed()) == (2, 0)
+
+
+def test_strangers_together_get_no_more_than_the_whole_budget() -> None:
+    budget = Budget(each=(10, 0), together=(3, 0))
+    assert sum(budget.take(f"address {n}") for n in range(10)) == 3
+    assert budget.suppressed == 7
+
+
+def test_a_budget_forgets_the_strangers_that_came_first_not_those_that_are_back() -> None:
+    budget = Budget(each=(1, 0), together=(10 * MAX_IN_BUDGET, 0))
+    budget.take("comes back")
+    budget.take("comes once")
+    assert not budget.take("comes back")
+    for n in range(MAX_IN_BUDGET - 1):
+        budget.take(f"address {n}")
+    assert not budget.take("comes back")
+    assert budget.take("comes once")  # it is new again: memory is bounded
