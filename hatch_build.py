@@ -103,7 +103,7 @@ def _kept_digest(static: Path) -> str:
 
 
 def _npm() -> str:
-    """The path of npm. Raises CannotBuild if there is none, or Node.js is too old."""
+    """The path of npm. Raises CannotBuild if it is missing, or Node.js is too old."""
     least = ".".join(map(str, NODE))
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:

@@ -37,7 +37,7 @@ def a_megabyte(size: Size, peers: Peers) -> Iterator[list[Contender]]:
         "./run # source code": _filled(
             line + "\n" for n in range(MB) for line in inspect.getsource(inspect).splitlines()
         ),
-        "./run # what nobody knows": _filled(
+        "./run # an unknown program": _filled(
             f"{'  ' * (n * 7 % 9)}part {n * 7919 % 1009}: {'x' * (n % 40)};\n" for n in range(MB)
         ),
         "./run # very short lines": _filled(f"{n % 100_000}\n" for n in range(MB)),

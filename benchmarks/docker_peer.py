@@ -41,7 +41,7 @@ def prepare() -> str:
 
 @contextlib.contextmanager
 def engine() -> Iterator[str]:
-    """Run an engine during the `with`. Gives "", or why there is none.
+    """Run an engine during the `with`. Gives "", or why it cannot run.
 
     DOCKER_HOST leads to it.
     """

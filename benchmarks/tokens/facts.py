@@ -1,4 +1,4 @@
-"""What an output says, found in it by rules: for samples whose facts nobody wrote down.
+"""What an output says, found in it by rules: for samples whose facts were not written down.
 
 A rule reads what was printed, and knows nothing of what filters make of it. A finding is several
 facts (the file's name, the place, the message), since a list by file says the file once.

@@ -256,7 +256,7 @@ class SettingsReport:
     """The settings of a server, and the file that they can be changed in."""
 
     settings: tuple[Setting, ...]
-    file: str  # its path, also if it does not exist yet; empty: there is none
+    file: str  # its path, even if it does not exist yet; empty: the server has no file
     digest: str  # SHA-256 of the file; empty if it does not exist
     editable: bool  # by this caller
     why_not: str = ""
@@ -289,7 +289,7 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class Preview:
-    """A path at which a browser can open a port of a box. Whoever has the path can use it."""
+    """A path at which a browser can open a port of a box. The path is all that is needed."""
 
     path: str
     expires_at: float
@@ -315,7 +315,7 @@ class WhoAmI(Operation[Identity]):
 class MakeTicket(Operation[Ticket]):
     """Make a ticket for a browser. Answers the Ticket, which is valid for a minute, and once.
 
-    Whoever redeems it gets a temporary key with the rights of the caller.
+    Redeeming it gives a temporary key with the rights of the caller.
     """
 
 

@@ -154,7 +154,7 @@ export class Commands {
     return this.transport.perform('ListPrograms', { session: this.session }, options);
   }
 
-  /** A handle of a program that `list` knows. Throws NotFound if there is none of this id. */
+  /** A handle of a program that `list` knows. Throws NotFound. */
   async connect(id: string, options: Abortable = {}): Promise<Handle> {
     const process = (await this.list(options)).find((found) => found.id === id);
     if (!process) {

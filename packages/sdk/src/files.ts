@@ -47,7 +47,7 @@ export class Files {
   /**
    * A file's content, or `length` bytes of it from `offset` on. As text, bytes that are not UTF-8
    * become U+FFFD. As a stream it may be of any size; above 1 GiB, the others throw
-   * InvalidRequest. Throws NotFound if there is none.
+   * InvalidRequest. Throws NotFound.
    */
   read(path: string, format?: 'text', options?: ReadOptions): Promise<string>;
   read(path: string, format: 'bytes', options?: ReadOptions): Promise<Uint8Array>;

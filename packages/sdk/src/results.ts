@@ -74,7 +74,7 @@ export class CellResult {
     return [...named, ...Object.keys(this.extra)];
   }
 
-  /** A picture or document as a file would have it. Throws InvalidRequest if there is none. */
+  /** A picture or document as a file would have it. Throws InvalidRequest if it is not there. */
   bytesOf(format: 'png' | 'jpeg' | 'pdf'): Uint8Array {
     const text = this[format];
     if (typeof text !== 'string') {

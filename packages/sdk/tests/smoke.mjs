@@ -33,8 +33,8 @@ try {
       server.close(() => resolve(port));
     });
   });
-  const nobody = await Sandbox.list({ url: `http://127.0.0.1:${port}` }).catch((error) => error);
-  check(nobody instanceof ServerUnavailable && /hutch serve/.test(nobody.message), String(nobody));
+  const unreachable = await Sandbox.list({ url: `http://127.0.0.1:${port}` }).catch((error) => error);
+  check(unreachable instanceof ServerUnavailable && /hutch serve/.test(unreachable.message), String(unreachable));
 } finally {
   await sandbox.close();
 }

@@ -37,7 +37,7 @@ test('what a model can put right is an answer', async () => {
   await assert.rejects(sandbox.tools.call('no_such_tool', {}), InvalidRequest);
 });
 
-test('long output is condensed unless it shall not be', async () => {
+test('long output is condensed unless condensing is turned off', async () => {
   const command = 'for i in $(seq 3000); do echo "same line"; done';
   const short = await sandbox.tools.call('bash', { command });
   const long = await sandbox.tools.with({ condense: false }).call('bash', { command });

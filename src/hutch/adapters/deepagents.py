@@ -90,7 +90,7 @@ class HutchSandbox(BaseSandbox):
 
 
 def conversation() -> str:
-    """The `thread_id` of the graph that runs here; "" if there is none."""
+    """The `thread_id` of the graph that runs here; "" outside a graph."""
     return str(ensure_config().get("configurable", {}).get("thread_id", ""))
 
 

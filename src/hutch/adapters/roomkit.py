@@ -299,7 +299,7 @@ class HutchContainerBackend:
 
 
 async def find(session_id: str, **where: str) -> str | None:
-    """The id of the newest live box of a session; None if there is none."""
+    """The id of the newest live box of a session; None if it has no live box."""
     boxes = await hutch.AsyncSandbox.list(label=SESSION, **where)
     return next((info.id for info in boxes if info.labels[SESSION] == session_id), None)
 

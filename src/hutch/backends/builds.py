@@ -114,7 +114,7 @@ def installed() -> str:
 
 
 def hold(parent: int, name: str) -> Build | None:
-    """The copy of this name, locked against removal; None if there is none."""
+    """The copy of this name, locked against removal; None if it does not exist."""
     try:
         fd = os.open(PREFIX + name, _DIRECTORY, dir_fd=parent)
     except FileNotFoundError:
@@ -320,7 +320,7 @@ def _copy_byte_code(source: str, target: str) -> None:
     stem, _, suffix = file.rpartition(".")
     name = f"__pycache__/{stem}.{sys.implementation.cache_tag}.pyc"
     if suffix == "py" and os.path.isfile(cached := f"{folder}/{name}"):
-        # If there is none, Python writes it when the module is first imported.
+        # Without it, Python compiles the module when it is first imported.
         _copy(cached, f"{os.path.dirname(target)}/{name}", os.stat(cached))
 
 

@@ -47,7 +47,7 @@ def build_parser() -> Parser:
         "Run Python in a fresh box, the way a notebook does: the value of the last\n"
         "expression is printed, tables as text; pictures are written to files, whose\n"
         "names are printed to stderr. The code is read from stdin if FILE is `-`, or if\n"
-        "there is none and stdin is a pipe. With --session, it runs as the next cell of\n"
+        "it is omitted and stdin is a pipe. With --session, it runs as the next cell of\n"
         "that session, which keeps its variables.",
         "exit codes: 0; that of sys.exit; 1 after an exception; 124 after --timeout; 125\n"
         "if hutch failed; 128+n if signal n ended it.\n"

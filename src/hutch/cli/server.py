@@ -88,7 +88,7 @@ async def full_id(transport: AsyncTransport, word: str) -> str:
     """The id of the one session whose id starts with `word`.
 
     Ended sessions count too: a prefix must not come to mean another session, and perhaps that
-    of another owner. Raises NoSession if there is none, and InvalidRequest if there are several.
+    of another owner. Raises NoSession if no id matches, and InvalidRequest if several do.
     """
     if is_session(word) or not word:
         return word

@@ -77,7 +77,7 @@ class Record:
     def preview(self, port: int) -> Preview:
         """A path of the server at which a browser can open a port of the box, for an hour.
 
-        Whoever has the path can use it, from the address that asked for it. Needs a server.
+        The path is enough to use it, from the address that asked for it. Needs a server.
         """
         operation = hutch.serving.PreviewPort(self.info.id, str(port))
         return self._transport.perform(operation)

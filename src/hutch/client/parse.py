@@ -73,7 +73,7 @@ def parse_relax(names: Sequence[Relaxation]) -> tuple[Relaxation, ...]:
 
 
 def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) -> Server | None:
-    """The server that is named by the arguments or the environment; None if there is none.
+    """The server that the arguments or the environment name; None if neither names one.
 
     The key in the environment is for the server in the environment: no other server gets it.
     Raises InvalidRequest, also if there is no server and one is `needed`.

@@ -109,7 +109,7 @@ def start_container(
 def stop_container(slug: str) -> None:
     """Stop a server, also one that another process started. Its box and socket are gone then.
 
-    Does nothing if there is none.
+    Does nothing if no server has this name.
     """
     with server_file(_name(slug)) as file:
         _stop(file)
@@ -137,7 +137,7 @@ def interrupt(project_dir: str, socket_dir: str | None = None) -> bool:
 
 
 def shutdown(project_dir: str, socket_dir: str | None = None) -> bool:
-    """Ask the server to exit. False if there is none."""
+    """Ask the server to exit. False if none runs."""
     return _short(project_dir, socket_dir, "shutdown") == "[OK] shutdown"
 
 

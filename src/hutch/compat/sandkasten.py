@@ -78,7 +78,7 @@ class ExecChunk:
 
 @dataclass
 class SessionInfo:
-    """The record of a session. Times are ISO 8601, and empty where there is none."""
+    """The record of a session. Times are ISO 8601; empty if unknown."""
 
     id: str
     image: str
@@ -153,7 +153,7 @@ class SandboxClient:
         return Session(self, box.id)
 
     async def get_session(self, session_id: str) -> Session:
-        """An existing session. Raises SandkastenAPIError if there is none of this id."""
+        """An existing session. Raises SandkastenAPIError if it does not exist."""
         session = Session(self, session_id)
         await session.info()
         return session

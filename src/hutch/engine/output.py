@@ -509,7 +509,7 @@ def _add(clip: Clip, fd: int, spans: Iterable[Span], lost: list[Span]) -> None:
 
 
 def _hole(fd: int, total: int) -> Span:
-    """The hole in a file, empty if there is none."""
+    """The hole in a file; an empty span if it has no hole."""
     try:
         start = os.lseek(fd, 0, os.SEEK_HOLE)
         if start >= total:

@@ -1,4 +1,4 @@
-"""Kept shells: one bash each (sh if there is none), alive from call to call.
+"""Kept shells: one bash each (sh in an image without bash), alive from call to call.
 
 A shell reads its script from a socket: first a prelude, then one line per command. The line
 evaluates the command with its own stdin, stdout and stderr, then answers on another socket.

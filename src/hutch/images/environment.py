@@ -55,7 +55,7 @@ class Image:
         packages, preload = list(packages), list(preload)
         for word in (*packages, *preload):
             if not isinstance(word, str):
-                raise InvalidRequest(f"packages and preload are lists of text: {word!r} is none")
+                raise InvalidRequest(f"packages and preload are lists of text, not {word!r:.200}")
         wanted = {parse_requirement(text) for text in packages}
         modules = dict.fromkeys(map(_module, preload))  # in order: one may need another first
         return cls(tuple(sorted(wanted)), tuple(modules), name)

@@ -172,7 +172,7 @@ class HeldImages:
         yield BuildProgress("done", done=True)
 
     async def remove(self, name: str) -> None:
-        """Remove an image. Raises NotFound if there is none, and Conflict while a box uses it."""
+        """Remove an image. Raises NotFound, and Conflict while a box uses it."""
         if store.look_up(name) is None:
             await asyncio.to_thread(kept.remove, name)
             return

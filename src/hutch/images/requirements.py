@@ -60,7 +60,7 @@ def parse_requirement(text: str, *, wheels: bool = True) -> str:
             parsed.url = _checked_url(parsed.url)
         # After `===`, any text is a version, even one that another parser takes for a path.
         if not all(_VERSION.fullmatch(one.version) for one in parsed.specifier) or "\\" in text:
-            raise InvalidRequest(f"{text!r:.200} has a version that is none, or a backslash")
+            raise InvalidRequest(f"{text!r:.200} has an invalid version, or a backslash")
         spelled = _spelled(parsed)
         # Markers contain strings with escapes: the result must be one line, and must parse to the
         # same value.

@@ -53,7 +53,7 @@ class ImageEntry:
 def find(image: str | Image) -> Image:
     """The image of that name; an Image is returned as it is.
 
-    Raises NotFound if there is none, and InvalidRequest if it cannot be a name.
+    Raises NotFound, and InvalidRequest if it cannot be a name.
     """
     found = image if isinstance(image, Image) else look_up(image)
     if found is None:

@@ -56,7 +56,7 @@ def short(name: str) -> str:
 
 
 def chain(name: str, folder: Path = FOLDER) -> list[Recipe]:
-    """The recipes to build for an image, in order. Raises InvalidRequest if there is none."""
+    """The recipes to build for an image, in order. Raises InvalidRequest if one is missing."""
     recipe = _read(folder / short(name))
     before = chain(recipe.base, folder) if recipe.base.startswith(PREFIX) else []
     return [*before, recipe]

@@ -76,7 +76,8 @@ class Recorder:
         if not _changes(operation):
             return
         if isinstance(operation, serving.RedeemTicket) and isinstance(answer, Key):
-            caller = replace(caller, owner=answer.owner, key=answer.id)  # nobody, until now
+            # The route is public: only the key that it answers with says who called.
+            caller = replace(caller, owner=answer.owner, key=answer.id)
         target = _target(operation, answer)
         if name in OFTEN and self._is_repeated(name, caller, target):
             return

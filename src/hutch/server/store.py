@@ -318,8 +318,8 @@ class Store:
         """Change fields of the record, or of its info. Returns the new record.
 
         `durable`: the change survives a power failure. `ended_at` defaults to now for a session
-        that ends. Raises NoSession if there is none, and SessionEnded for a change that comes too
-        late and would revive it.
+        that ends. Raises NoSession, and SessionEnded for a change that comes too late and would
+        revive it.
         """
         of_info: dict[str, Any] = {n: value for n, value in changes.items() if n in _OF_INFO}
         of_record: dict[str, Any] = {n: v for n, v in changes.items() if n not in _OF_INFO}
@@ -406,7 +406,7 @@ class Store:
         of_workspaces: Sequence[str] = (),
     ) -> list[SessionRecord]:
         """Newest first. `label` is NAME or NAME=VALUE; `before` is the id of a session: only
-        older ones. Raises NoSession if there is none of that id.
+        older ones. Raises NoSession if it does not exist.
 
         `of_images` and `of_workspaces` limit the list to these, unless they are empty; a session
         without a workspace is always included.

@@ -170,7 +170,7 @@ class Workspaces:
         name = _checked(owner, id)
         if quota is not None and not 0 < quota < 1 << 62:
             raise InvalidRequest(f"the quota of a workspace must be more than 0, not {quota}")
-        async with self._mounting:  # it becomes no volume meanwhile
+        async with self._mounting:  # so that it is not made a volume at the same time
             size = self._volume(name).size
             wanted = quota or self.default_quota
             if size is not None and (wanted is None or wanted > size):

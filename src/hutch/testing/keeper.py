@@ -135,7 +135,7 @@ def listen(folder: str) -> socket.socket:
 
 
 def dial(folder: str, what: bytes) -> socket.socket:
-    """A connection to the keeper of a folder. Raises OSError if there is none."""
+    """A connection to the keeper of a folder. Raises OSError if none runs."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(5)

@@ -24,7 +24,7 @@ Tokenizer = tuple[str, Callable[[str], int]]
 
 @cache
 def found() -> Tokenizer | None:
-    """The name of a tokenizer, and a function that counts with it; None if there is none."""
+    """The name of a tokenizer, and a function that counts with it; None if none is installed."""
     for tokenizer in (_rs_bpe, _tiktoken):
         # Foreign packages: whatever they raise must not break a tool call.
         with contextlib.suppress(Exception):

@@ -195,7 +195,7 @@ class Connection:
 
 
 def _common(peer: str, hello: Hello) -> int:
-    """The newest version that both sides speak. Raises OtherVersion if there is none."""
+    """The newest version that both sides speak. Raises OtherVersion if they share none."""
     newest, oldest = hello.version, hello.version
     if peer == GUEST and hello.oldest is not None:
         oldest = hello.oldest

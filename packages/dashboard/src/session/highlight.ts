@@ -25,7 +25,7 @@ export interface EditorOptions {
   /** Shift+Enter; Ctrl+Enter. Editors that do not run anything have none. */
   onRun?: (stays: boolean) => void;
   onSave?: () => void;
-  /** Esc: the focus leaves, so that nobody is held in the editor by Tab. */
+  /** Esc: the focus leaves, as Tab would stay in the editor. */
   onEscape?: () => void;
   onArrowOut?: (direction: -1 | 1) => void;
 }

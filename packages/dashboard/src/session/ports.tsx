@@ -24,7 +24,7 @@ export function PortsView() {
   const chosen = port ?? ports[0]?.port;
 
   const open = async (number: number) => {
-    // Before the answer: later, the browser would take it for a window that nobody asked for.
+    // Before the answer: later, the browser would block it as a pop-up that the user did not ask for.
     const tab = window.open('about:blank', '_blank');
     try {
       const preview = await sandbox.preview(number);

@@ -15,7 +15,7 @@ export type Forms = Pick<
   'text' | 'html' | 'markdown' | 'svg' | 'png' | 'jpeg' | 'pdf' | 'latex' | 'json' | 'javascript' | 'data' | 'chart' | 'extra' | 'files'
 >;
 
-/** A base64 picture of a kind that cannot hold script; undefined if it is none. */
+/** A data URL of a base64 picture, of a kind that cannot hold script; undefined if it is not base64. */
 export function pictureOf(kind: 'png' | 'jpeg' | 'gif' | 'webp', base64: unknown): string | undefined {
   if (typeof base64 !== 'string') return undefined;
   const plain = base64.replace(/\s+/g, '');
@@ -97,7 +97,7 @@ function savePdf(base64: string): void {
   }
 }
 
-/** A box can send what nobody thought of: then this is missing, and not the rest of the page. */
+/** A box can send anything: a result that cannot be shown must not take the page with it. */
 function Guarded({ children }: { children: ComponentChildren }) {
   const [error] = useErrorBoundary();
   return error === undefined ? <>{children}</> : <p class="quiet">This result is damaged: it cannot be shown in this form.</p>;

@@ -1,4 +1,4 @@
-/** Terminals of a session: each is a program that goes on when nobody looks. */
+/** Terminals of a session: each is a program that goes on when its tab is closed. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import type { Handle } from 'hutch';
 import { isDark, Button, confirm, EmptyState, ErrorBox, Icon, Loading, reason, safeText, toast, useLoaded } from '../ui/index.js';

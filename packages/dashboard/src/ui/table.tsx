@@ -28,7 +28,7 @@ interface TableProps<T> {
   /** With a column of check boxes. */
   selected?: ReadonlySet<string>;
   onSelect?: (selected: Set<string>) => void;
-  /** The row that j and k move; -1 is none. */
+  /** The row that j and k move; -1: no row. */
   cursor?: number;
   empty?: ComponentChildren;
   /** Told which rows are in sight, when that changes. */

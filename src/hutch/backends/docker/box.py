@@ -204,7 +204,7 @@ def stats_of(answer: Mapping[str, Any], kills: int | None) -> Stats:
 
 
 def open_kills(guest: int) -> int:
-    """Open the file of its control group that counts OOM kills. -1 if there is none."""
+    """Open the file of its control group that counts OOM kills; -1 if it has no such file."""
     try:
         with open("/proc/self/mountinfo") as info, open(f"/proc/{guest}/cgroup") as own:
             found = parse(info.read(), own.read())

@@ -104,8 +104,8 @@ def find(
 ) -> EngineAddress:
     """Find the address of the engine. `explicit` comes before everything else.
 
-    Raises BackendUnavailable if there is none (the error says where we looked), or if the address
-    or the Docker context cannot be used.
+    Raises BackendUnavailable if no engine is found (the error says where we looked), or if the
+    address or the Docker context cannot be used.
     """
     home = env.get("HOME") or "/"
     config = config_folder(env)
@@ -132,7 +132,7 @@ def find(
             return EngineAddress(f"unix://{path}", "found there")
     tried = ", ".join(["DOCKER_HOST", "Docker's contexts", *docker, "CONTAINER_HOST", *podman])
     raise BackendUnavailable(
-        f"no Docker engine: there is none at {tried}. To have one: {START_ONE}"
+        f"no Docker engine found (looked at {tried}). To have one: {START_ONE}"
     )
 
 

@@ -380,7 +380,7 @@ def install(program: bytes) -> None:
 def install_reporting(program: bytes) -> int:
     """Like `install`, for a reporting filter. Returns the descriptor of its listener.
 
-    -1 if there is none (before Linux 5.0, below a filter that has a listener, or with several
+    -1 if there can be no listener (before Linux 5.0, below a filter that has one, or with several
     threads): then the filter itself refuses what it would report. Raises OSError as `install` does.
     """
     # A listener and TSYNC exclude each other before Linux 5.7, so there must be one thread only.

@@ -43,7 +43,10 @@ class Control:
         self._loop.add_reader(sock, self._read_answer)
 
     async def ask(self, do: str, **body: object) -> Answer:
-        """The answer to a request, or its error. Raises LauncherGone if there is none."""
+        """Send a request and wait for its answer.
+
+        Raises the error that the launcher answered with, or LauncherGone if it ended before.
+        """
         self._requests += 1
         number = self._requests
         message = json.dumps({"request": number, "do": do, **body}).encode()

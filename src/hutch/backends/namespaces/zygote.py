@@ -284,8 +284,8 @@ def _number_of(pidfd: int) -> int:
 #
 # It runs other people's code (whatever the packages do when they are imported), so it has less than
 # the zygote has: no capability, and no way to gain one. A process without rights may still clone
-# itself into new namespaces, and the child has rights in those; but it is nobody there until the
-# zygote has mapped its ids. This is the zygote's end; preloaded.py is what runs at the other.
+# itself into new namespaces, and the child has rights in those; but it has no user id there until
+# the zygote has mapped one. This is the zygote's end; preloaded.py is what runs at the other.
 
 
 _BOOT = """\

@@ -108,7 +108,7 @@ class _Parts(Protocol):
 def open_archive(path: Path, name: Reference) -> Iterator[Archive]:
     """Open the image in a file or a folder; of several, the one with this name.
 
-    Raises InvalidRequest if there is none, or it is malformed.
+    Raises InvalidRequest if it is not there, or malformed.
     """
     if path.is_dir():
         parts = _InFolder(path)

@@ -115,7 +115,7 @@ def parse_document(data: bytes) -> Index | Manifest:
 
 
 def choose(index: Index) -> Blob:
-    """The image of an index that is for this machine. Raises InvalidRequest if there is none."""
+    """The image for this machine in an index. Raises InvalidRequest if none runs here."""
     wanted = f"linux/{machine()}"
     for found in index.manifests:
         if found.platform == wanted or (

@@ -3,7 +3,7 @@
 A request is parsed and serialized again, one per connection, so the box sees exactly what we
 checked. Our keys never go in; cookies and permissions of the box never come out.
 
-A page of a box is shown in a sandbox of the browser: its origin is none, so it can neither read
+A page of a box is shown in a sandbox of the browser: its origin is opaque, so it can neither read
 what this server answers nor store anything as if it were a page of ours. In a preview it may run
 scripts. Then it may load what is below its own path and nothing else, so that a box without a
 network does not get one through its reader's browser. A page that has a tab of its own could still

@@ -256,7 +256,7 @@ class Request:
                 yield message["body"]
 
     async def json(self, most: int = MAX_JSON) -> bytes | None:
-        """The body, which must be JSON, or None if there is none."""
+        """The body, which must be JSON; None if the request has no body."""
         length = self.headers.get(b"content-length")
         if length == b"0" or (length is None and b"transfer-encoding" not in self.headers):
             return None
