@@ -68,6 +68,7 @@ class Identity:
     workspaces: tuple[str, ...] = ()  # likewise
     is_local: bool = False  # it came over the server's Unix socket
     may_edit_settings: bool = False
+    is_temporary: bool = False  # the key is one that a ticket was redeemed for
 
 
 @dataclass(frozen=True)
@@ -469,10 +470,13 @@ class MakeKey(Operation[Key]):
     workspaces: tuple[str, ...] = ()
 
 
-@route("DELETE", "/keys/{key}", needs="admin", serving=True)
+@route("DELETE", "/keys/{key}", needs="read", serving=True)
 @dataclass(frozen=True)
 class RevokeKey(Operation[None]):
-    """Revoke a key, by its id. What it has open ends."""
+    """Revoke a key, by its id. What it has open ends.
+
+    A temporary key may revoke itself; all else needs an admin key.
+    """
 
     key: str
 

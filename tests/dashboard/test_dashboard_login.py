@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from browser_of_tests import Dashboard, ask, make_key
@@ -79,6 +80,41 @@ def test_a_link_with_a_ticket_logs_in_once(dashboard: Dashboard) -> None:
     expect(thief.get_by_label("API key")).to_be_visible()
     assert ticket not in thief.url
     assert thief.evaluate("sessionStorage.length") == 0
+
+
+def test_logging_out_revokes_a_temporary_key(dashboard: Dashboard) -> None:
+    dashboard.expect_problem("401|INCOMPLETE|WebSocket")
+    page = dashboard.page
+    _, own = make_key(dashboard.daemon, "lena")
+    page.goto(f"{dashboard.daemon.url}/#ticket={ticket_of(dashboard.daemon, own)}")
+    expect(page.get_by_text("lena · run")).to_be_visible()
+    temporary = page.evaluate("sessionStorage.getItem('hutch-key')")
+    assert ask(dashboard.daemon, "GET", "/v1/me", key=temporary)
+    dashboard.make_box()
+    dashboard.terminal()
+    dashboard.button("Log out").click()
+    expect(page.locator(".notice")).to_contain_text("temporary key of this tab is revoked")
+    assert page.evaluate("sessionStorage.length") == 0
+    with pytest.raises(RuntimeError, match="401"):
+        ask(dashboard.daemon, "GET", "/v1/me", key=temporary)
+    # A key that was pasted is its owner's: it stays.
+    dashboard.log_in(own)
+    dashboard.button("Log out").click()
+    expect(page.locator(".notice")).to_contain_text("the key itself stays valid")
+    assert ask(dashboard.daemon, "GET", "/v1/me", key=own)
+
+
+def test_logging_out_says_if_a_temporary_key_could_not_be_revoked(dashboard: Dashboard) -> None:
+    dashboard.expect_problem("Failed to load resource|ERR_FAILED")
+    page = dashboard.page
+    _, own = make_key(dashboard.daemon, "olga")
+    page.goto(f"{dashboard.daemon.url}/#ticket={ticket_of(dashboard.daemon, own)}")
+    expect(page.get_by_text("olga · run")).to_be_visible()
+    page.route("**/v1/keys/*", lambda route: route.abort())
+    dashboard.button("Log out").click()
+    expect(page.locator(".notice")).to_contain_text("hutch key revoke")
+    expect(page.get_by_label("API key")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
 
 
 def test_a_ticket_gives_no_more_rights_than_its_maker_has(dashboard: Dashboard) -> None:

@@ -320,6 +320,23 @@ def test_revoking_the_key_that_asked_ends_what_the_page_has_open(server: Running
     assert server.ask("GET", "/v1/me", key=made["key"]).status == 401
 
 
+@pytest.mark.parametrize("scope", ["read", "run"])
+def test_a_temporary_key_revokes_itself_and_no_other(server: Running, scope: str) -> None:
+    asked = make_key(server, scope=scope)
+    made, other = child(server, asked["key"]), child(server, asked["key"])
+    assert server.ask("GET", "/v1/me", key=made["key"]).json["is_temporary"] is True
+    assert server.ask("GET", "/v1/me", key=asked["key"]).json["is_temporary"] is False
+    for id in (asked["id"], other["id"], "zzzzzzzz"):
+        refused = server.ask("DELETE", f"/v1/keys/{id}", key=made["key"])
+        assert (refused.status, refused.error) == (403, "NOT_PERMITTED")
+    # Nor does a key that an admin made: its other users would find it gone.
+    assert server.ask("DELETE", f"/v1/keys/{asked['id']}", key=asked["key"]).status == 403
+    assert server.ask("DELETE", f"/v1/keys/{made['id']}", key=made["key"]).status == 200
+    assert server.ask("GET", "/v1/me", key=made["key"]).status == 401
+    for key in (asked, other):
+        assert server.ask("GET", "/v1/me", key=key["key"]).status == 200
+
+
 def test_what_is_no_ticket_is_refused_and_recorded(server: Running) -> None:
     for body in ({}, {"ticket": 1}, {"ticket": "a", "more": 1}):
         assert server.ask("POST", "/v1/tickets/redeem", body, key=None).status == 400

@@ -3,7 +3,7 @@ import { lazyPage } from './lazy.js';
 import { Login } from './login.js';
 import { Overview } from './overview.js';
 import { go, link, route } from './route.js';
-import { connection, identity, isAdmin, isBeginning, key, nextAttempt, signOut, tryNow } from './server.js';
+import { connection, identity, isAdmin, isBeginning, key, logOut, nextAttempt, tryNow } from './server.js';
 import {
   Button, Dialog, DialogHost, EmptyState, ErrorBox, Guard, Icon, IconButton, isDark, Loading, shortcuts, theme, ToastHost, useNow,
   useShortcuts, type IconName,
@@ -69,7 +69,7 @@ function Shell() {
             label={isDark.value ? 'Use the light theme' : 'Use the dark theme'}
             onClick={() => (theme.value = isDark.value ? 'light' : 'dark')}
           />
-          <IconButton icon="logout" label="Log out" onClick={() => signOut('You are logged out.')} />
+          <IconButton icon="logout" label="Log out" onClick={() => void logOut()} />
         </div>
       </header>
       <main id="content" tabIndex={-1}>

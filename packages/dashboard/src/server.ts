@@ -2,7 +2,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { Server, ServerUnavailable, Unauthorized, type Schemas, type ServerOptions } from 'hutch';
 import { clearAddress } from './route.js';
-import { reason } from './ui/words.js';
+import { reason, until } from './ui/words.js';
 
 export type Identity = Schemas['Identity'];
 
@@ -89,6 +89,29 @@ export function signOut(why = ''): void {
     goodbye.value = why;
   });
   sessionStorage.removeItem(KEPT);
+}
+
+const REVOKING = 10_000; // milliseconds
+
+/** Forget the key of this tab, and revoke it if it was made for this tab alone. Says what it did. */
+export async function logOut(): Promise<void> {
+  const who = identity.peek();
+  const asked = new Server(optionsOf(key.peek()));
+  if (!who?.isTemporary || !who.key) {
+    return signOut(key.peek() === undefined ? 'You are logged out.' : 'You are logged out. This tab has forgotten the key; the key itself stays valid.');
+  }
+  // First here: whatever becomes of the request, the next one at this screen has no key.
+  signOut('You are logged out. The temporary key is being revoked…');
+  let outcome = 'You are logged out, and the temporary key of this tab is revoked.';
+  try {
+    await asked.revokeKey(who.key, { signal: AbortSignal.timeout(REVOKING) });
+  } catch (error) {
+    // Refused like this, it had ended before.
+    if (!(error instanceof Unauthorized)) {
+      outcome = `You are logged out, but the server did not revoke the temporary key of this tab: it ends ${who.expiresAt ? until(who.expiresAt) : 'with the key that it comes from'}. End it sooner with “hutch key revoke ${who.key}”.`;
+    }
+  }
+  if (identity.peek() === undefined) goodbye.value = outcome;
 }
 
 let waiting = false;

@@ -263,12 +263,16 @@ class Keys:
         Otherwise keys of keys could be as many as a caller likes, and a chain of them so long that
         revoking the first would not get to the end of it.
         """
-        key = self._keys.get(caller.key or "")
-        if key is not None and key.parent:
+        if self.is_temporary(caller):
             raise NotPermitted(
                 "a temporary key makes no tickets: use the key, or the `hutch dashboard`, that it "
                 "comes from"
             )
+
+    def is_temporary(self, caller: Caller) -> bool:
+        """Whether the caller's key is one that a ticket was redeemed for."""
+        key = self._keys.get(caller.key or "")
+        return key is not None and key.parent != ""
 
     def _children(self, parent: str) -> list[str]:
         """The ids of temporary keys with this parent that were not revoked, newest first."""

@@ -453,6 +453,7 @@ class Service:
 
     def may_edit_settings(self, caller: Caller) -> bool:
         """Whether this caller may change the settings of this server.
+            is_temporary=self._keys.is_temporary(caller),
 
         Settings can give boxes parts of the machine, so a key that came over the network is not
         enough, unless the operator says so.
@@ -486,6 +487,8 @@ class Service:
 
     async def _quota(self, o: serving.GetQuota, caller: Caller) -> Usage:
         caller.check_owner(o.owner, "quota needs")
+        if o.key != caller.key or not self._keys.is_temporary(caller):
+            caller.require("admin")
         disk = await self._workspaces.disk_used(o.owner)
         return replace(self._sessions.usage(o.owner), disk=disk)
 
