@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
-from browser_of_tests import Dashboard, ask
+from browser_of_tests import Dashboard, ask, make_key
 from oci_of_tests import Registry, make_image
 
 
@@ -58,6 +58,35 @@ def test_a_key_is_made_used_and_revoked(dashboard: Dashboard) -> None:
         assert "401" in str(exc)
     else:
         raise AssertionError("the key works")
+
+
+def test_an_admin_looks_into_the_workspace_of_another_owner(dashboard: Dashboard) -> None:
+    page, daemon = dashboard.page, dashboard.daemon
+    _, key = make_key(daemon, "wanda")
+    # Of the same name as one of the admin's own, whose files are others.
+    ask(daemon, "POST", "/v1/workspaces", {"id": "notes"})
+    ask(daemon, "POST", "/v1/workspaces", {"id": "notes"}, key)
+    path = "/v1/workspaces/notes/files"
+    ask(daemon, "POST", f"{path}/dir", {"path": "deep"}, key)
+    made = ask(daemon, "POST", "/v1/sessions", {"workspace_id": "notes"}, key)
+    assert isinstance(made, dict)
+    command = {"command": "echo of-wanda > /workspace/deep/hers.txt"}
+    ask(daemon, "POST", f"/v1/sessions/{made['id']}/shells/main/run", command, key)
+    ask(daemon, "DELETE", f"/v1/sessions/{made['id']}", None, key)
+    dashboard.log_in(route="admin/workspaces")
+    row = page.get_by_role("row").filter(has_text="wanda")
+    row.get_by_role("link", name="Browse").click()
+    expect(page.get_by_text("It belongs to wanda")).to_be_visible()
+    dashboard.button("deep").click()
+    dashboard.button("hers.txt").click()
+    expect(page.get_by_label("File deep/hers.txt")).to_contain_text("of-wanda")
+    with page.expect_download() as download:
+        dashboard.button("Download").click()
+    assert download.value.path().read_text() == "of-wanda\n"
+    dashboard.button("Remove").click()
+    dashboard.button("Remove it").click()
+    expect(page.get_by_text("This folder is empty")).to_be_visible()
+    assert ask(daemon, "GET", f"{path}?path=deep", None, key) == []
 
 
 def test_an_image_is_pulled_listed_and_removed(dashboard: Dashboard, tmp_path: Path) -> None:

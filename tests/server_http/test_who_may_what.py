@@ -195,6 +195,30 @@ def test_a_key_limited_to_an_image_opens_and_sees_no_other(world: World) -> None
     assert world.server.ask("GET", "/v1/workspaces/of-alice/files", key=both).status == 403
 
 
+def test_an_admin_reaches_the_files_of_any_workspace_and_nobody_else_does(world: World) -> None:
+    server, alice = world.server, world.keys["alice"]
+    body = b"of alice"
+    path = "/v1/workspaces/of-alice/files"
+    written = server.ask("PUT", f"{path}/content", data=body, key=alice, path="notes")
+    assert written.status == 200
+    admin = server.ask("GET", f"{path}/content", path="notes", owner="alice")
+    assert (admin.status, admin.body) == (200, body)
+    assert server.ask("GET", f"{path}/content", path="notes").status == 404  # the admin's own
+    own = server.ask("GET", f"{path}/content", key=alice, path="notes", owner="alice")
+    assert own.body == body
+    for key in ("bob", "reader", "metrics"):
+        for verb in ("GET", "DELETE"):
+            other = "bob" if key == "reader" else "alice"  # the reader is Alice's
+            refused = server.ask(verb, path, key=world.keys[key], path="notes", owner=other)
+            assert (refused.status, refused.error) == (403, "NOT_PERMITTED"), (key, verb)
+    # A slash in the name is no way around that.
+    for name in ("alice%2Fof-alice", "..%2Falice%2Fof-alice", "%2Fof-alice"):
+        answer = server.ask("GET", f"/v1/workspaces/{name}/files", key=world.keys["bob"])
+        assert answer.status in (400, 403, 404), name
+    for odd in ("..", "a/b", "../alice", "ALICE"):
+        assert server.ask("GET", path, owner=odd).status == 400
+
+
 @pytest.mark.parametrize("name", [n for n in OPERATIONS if op.TABLE[n].needs in ("run", "admin")])
 def test_a_key_that_may_read_changes_nothing(world: World, name: str) -> None:
     answer = ask(world, sample(op.TABLE[name], world.session), world.keys["reader"])

@@ -91,10 +91,10 @@ function Shell() {
 }
 
 function Page() {
-  const [first = 'sandboxes', second, third] = route.value;
+  const [first = 'sandboxes', second, ...rest] = route.value;
   if (first === 'sandboxes') return second ? <SessionPage id={second} /> : <Overview />;
   if (first === 'playground') return <Playground />;
-  if (first === 'admin' && isAdmin.value) return <Administration part={second ?? 'server'} rest={third} />;
+  if (first === 'admin' && isAdmin.value) return <Administration part={second ?? 'server'} rest={rest} />;
   return (
     <EmptyState title="There is no such page" icon="search" action={<a class="button primary" href={link('sandboxes')}>Go to the sandboxes</a>}>
       Its address may be mistyped, or your key may not open it.

@@ -85,7 +85,9 @@ ItemT = TypeVar("ItemT")
 OperationT = TypeVar("OperationT", bound=Operation[object])
 Data = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
-WORKSPACE = "workspace/"  # a session's id that begins so means the files of a workspace
+# A session's id that begins so means the files of a workspace: "workspace/NAME" is the caller's,
+# "workspace/OWNER/NAME" that of another owner.
+WORKSPACE = "workspace/"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -165,11 +167,12 @@ def request_of(operation: Operation[object]) -> EncodedRequest:
     form = form_of(cls)
     route = cls.route
     values = {name: clean(getattr(operation, name), name) for name in form.parameters}
+    owner = ""
     if "/files" in route and values.get("session", "").startswith(WORKSPACE):
         route = route.replace("/sessions/", "/workspaces/")
-        values["session"] = values["session"].removeprefix(WORKSPACE)
+        owner, _, values["session"] = values["session"].removeprefix(WORKSPACE).rpartition("/")
     path = _PARAMETER.sub(lambda match: quoted(values[match[1]]), route)
-    query = {}
+    query = {"owner": owner} if owner else {}
     for name, hint in form.query.items():
         value = getattr(operation, name)
         if value or value != form.defaults[name]:
@@ -216,7 +219,9 @@ def operation_of(
         if name in path:
             values[name] = clean(path[name], name)
         else:  # a route to the files of a workspace
-            values[name] = WORKSPACE + clean(path["workspace"], "workspace")
+            owner = clean(query["owner"], "owner") + "/" if query.get("owner") else ""
+            values[name] = WORKSPACE + owner + clean(path["workspace"], "workspace")
+            query = {name: text for name, text in query.items() if name != "owner"}
     for name, text in query.items():
         if name not in form.query:
             raise unknown(name, tuple(form.query), "the query")

@@ -282,7 +282,7 @@ class Service:
         id = _session_of(operation)
         if (workspace := self._workspace_of(id, caller)) is not None:
             handler = SESSION_HANDLERS.find(operation)
-            return await self._files.perform(caller.owner, workspace, operation, handler)
+            return await self._files.perform(*workspace, operation, handler)
         life = await self._find(id, caller)
         answer = await life.perform(operation, SESSION_HANDLERS.find(operation))
         self._sessions.journal(id).note(operation, answer)
@@ -299,7 +299,7 @@ class Service:
             return await WORKSPACE_HANDLERS.find_stream(operation)(self._files, operation, caller)
         id, handler = _session_of(operation), SESSION_HANDLERS.find_stream(operation)
         if (workspace := self._workspace_of(id, caller)) is not None:
-            life = await self._files.of(caller.owner, workspace, operation)
+            life = await self._files.of(*workspace, operation)
             return await life.stream(operation, handler)
         life = await self._find(id, caller)
         items = await life.stream(operation, handler)
@@ -307,13 +307,17 @@ class Service:
             items = self._timed(items, life.owner, is_cell=isinstance(operation, op.RunCode))
         return self._noted(items, operation, self._sessions.journal(id))
 
-    def _workspace_of(self, id: str, caller: Caller) -> str | None:
-        """The workspace that a session id stands for, if it does."""
+    def _workspace_of(self, id: str, caller: Caller) -> tuple[str, str] | None:
+        """The owner and the name of the workspace that a session id stands for, if it does.
+
+        Raises NotPermitted if it is another owner's, and the caller is no admin.
+        """
         if not id.startswith(FILES):
             return None
-        workspace = id.removeprefix(FILES)
-        caller.check_workspace(workspace)
-        return workspace
+        owner, _, name = id.removeprefix(FILES).rpartition("/")
+        caller.check_owner(owner or None, "workspaces need")
+        caller.check_workspace(name)
+        return owner or caller.owner, name
 
     async def _find(self, id: str, caller: Caller) -> Lifecycle:
         """A session that has not ended. Raises NotYours if the key may not see it."""

@@ -12,7 +12,7 @@ import { Workspaces } from './workspaces.js';
 
 const Settings = lazyPage(async () => (await import('./settings.js')).Settings);
 
-const PARTS: { id: string; label: string; icon: IconName; Page: (props: { rest?: string | undefined }) => ComponentChildren }[] = [
+const PARTS: { id: string; label: string; icon: IconName; Page: (props: { rest: string[] }) => ComponentChildren }[] = [
   { id: 'images', label: 'Images', icon: 'box', Page: Images },
   { id: 'workspaces', label: 'Workspaces', icon: 'folder', Page: Workspaces },
   { id: 'keys', label: 'Keys', icon: 'key', Page: Keys },
@@ -22,7 +22,7 @@ const PARTS: { id: string; label: string; icon: IconName; Page: (props: { rest?:
   { id: 'audit', label: 'Audit', icon: 'clock', Page: Audit },
 ];
 
-export function Administration({ part, rest }: { part: string; rest?: string | undefined }) {
+export function Administration({ part, rest }: { part: string; rest: string[] }) {
   const found = PARTS.find((each) => each.id === part) ?? (part === 'server' ? PARTS[0] : undefined);
   useShortcuts(PARTS.map((each, index) => ({ keys: String(index + 1), does: `Go to ${each.label}`, run: () => go('admin', each.id) })));
   return (

@@ -28,8 +28,19 @@ async function listAll(signal: AbortSignal): Promise<Info[]> {
   return [...own, ...lists.flat()];
 }
 
-export function Workspaces({ rest }: { rest?: string | undefined }) {
-  return rest ? <Browse id={rest} /> : <List />;
+/** The workspace of an owner, and its files. */
+function workspaceOf(owner: string, id: string): Workspace {
+  const { fetch = globalThis.fetch, ...rest } = options();
+  const ofOwner: typeof fetch = (input, init) => {
+    const url = new URL(input instanceof Request ? input.url : input);
+    url.searchParams.set('owner', owner);
+    return fetch(url, init);
+  };
+  return new Workspace(id, owner === identity.peek()?.owner ? options() : { ...rest, fetch: ofOwner });
+}
+
+export function Workspaces({ rest: [owner, id] }: { rest: string[] }) {
+  return owner && id ? <Browse key={`${owner}/${id}`} owner={owner} id={id} /> : <List />;
 }
 
 function List() {
@@ -40,7 +51,7 @@ function List() {
     [value, text],
   );
   const own = identity.value!.owner;
-  const of = (each: Info) => new Workspace(each.id, { ...options(), owner: each.owner === own ? undefined : each.owner });
+  const of = (each: Info) => workspaceOf(each.owner, each.id);
 
   const make = async () => {
     const name = await ask({ title: 'Make a workspace', body: 'A folder that sandboxes have at /workspace, and that stays when they end.', field: 'Name', action: 'Make it' });
@@ -121,7 +132,7 @@ function List() {
                 {rows.map((each) => (
                   <tr key={`${each.owner}/${each.id}`}>
                     <td>
-                      {each.owner === own ? <a href={link('admin', 'workspaces', each.id)}><b>{safeText(each.id)}</b></a> : <b>{safeText(each.id)}</b>}
+                      <a href={link('admin', 'workspaces', each.owner, each.id)}><b>{safeText(each.id)}</b></a>
                       {Object.entries(each.labels).map(([name, label]) => <small key={name} class="quiet"> {safeText(`${name}=${label}`)}</small>)}
                     </td>
                     <td>{safeText(each.owner)}</td>
@@ -129,7 +140,7 @@ function List() {
                     <td class="nowrap" title={at(each.createdAt)}>{ago(each.createdAt)}</td>
                     <td class="number nowrap"><Size of={each} load={(signal) => of(each).info({ signal })} /></td>
                     <td class="actions">
-                      {each.owner === own && <a class="button small" href={link('admin', 'workspaces', each.id)}>Browse</a>}
+                      <a class="button small" href={link('admin', 'workspaces', each.owner, each.id)}>Browse</a>
                       <Button isSmall onClick={() => void limit(each)}>Quota</Button>
                       <Button isSmall onClick={() => void download(each)}>Export</Button>
                       <Button isSmall kind="danger" isDisabled={each.sessions.length > 0} title={each.sessions.length ? 'End the sandboxes that use it first' : undefined} onClick={() => void remove(each)}>Remove</Button>
@@ -161,11 +172,11 @@ function Size({ of, load }: { of: Info; load: (signal: AbortSignal) => Promise<I
   );
 }
 
-function Browse({ id }: { id: string }) {
+function Browse({ owner, id }: { owner: string; id: string }) {
   const [path, setPath] = useState('.');
   const [file, setFile] = useState<string | undefined>();
-  const workspace = useMemo(() => new Workspace(id, options()), [id]);
-  const { value, error, isLoading, reload } = useLoaded((signal) => workspace.files.list(path, { signal }), [id, path]);
+  const workspace = useMemo(() => workspaceOf(owner, id), [owner, id]);
+  const { value, error, isLoading, reload } = useLoaded((signal) => workspace.files.list(path, { signal }), [workspace, path]);
   const rows = [...(value ?? [])].sort((a, b) => Number(b.kind === 'dir') - Number(a.kind === 'dir') || a.path.localeCompare(b.path));
   const parts = path === '.' ? [] : path.split('/').filter((part) => part !== '.');
   const name = (full: string) => full.slice(full.lastIndexOf('/') + 1);
@@ -194,6 +205,7 @@ function Browse({ id }: { id: string }) {
     <>
       <div class="page-head">
         <h1><a href={link('admin', 'workspaces')}>Workspaces</a> / {safeText(id)}</h1>
+        {owner !== identity.value?.owner && <span class="quiet">It belongs to {safeText(owner)}: what you change, you change for them.</span>}
         <div class="end"><Button icon="refresh" onClick={reload}>Refresh</Button></div>
       </div>
       <nav class="row" aria-label="Folder">

@@ -131,7 +131,18 @@ def _parameters(cls: type[op.Operation[object]], template: str, schemas: Schemas
             schema |= {"default": default}
         required = name in form.required
         in_query.append({"name": name, "in": "query", "required": required, "schema": schema})
+    if template.startswith("/v1/workspaces/{workspace}/files"):
+        in_query.append(_OWNER)
     return [*_in_path(template), *in_query]
+
+
+_OWNER: Schema = {
+    "name": "owner",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "Whose workspace it is, with an admin key; your own if it is left out.",
+}
 
 
 def _in_path(template: str) -> list[Schema]:
