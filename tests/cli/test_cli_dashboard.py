@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import stat
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from must_work import need
 from prompt import Served, boxes, hutch  # noqa: F401
 
+import hutch as hutch_package
+from hutch.server.http.pages import is_built
+
 pytestmark = pytest.mark.usefixtures("boxes")
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    if not is_built():
+        need("dashboard", "it was not built")
 
 
 @pytest.fixture
@@ -123,5 +135,26 @@ def test_a_server_says_how_to_open_its_dashboard(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         naming = f"HUTCH_DATA_DIR={tmp_path / 'other'}"
         assert f"`{naming} hutch dashboard` opens its dashboard".encode() in done.stderr
+    finally:
+        server.end()
+
+
+def test_a_server_without_a_built_dashboard_says_so_and_offers_none(tmp_path: Path) -> None:
+    # As an installation from sources on a machine without Node.js is.
+    shutil.copytree(
+        Path(hutch_package.__file__).parent,
+        tmp_path / "lib/hutch",
+        ignore=shutil.ignore_patterns("__pycache__", "static"),
+    )
+    server = Served(tmp_path / "data", PYTHONPATH=str(tmp_path / "lib"))
+    done = hutch("serve", "--listen", "127.0.0.1:0", "--detach", env=server.env)
+    try:
+        assert done.returncode == 0, done.stderr
+        said, url = done.stderr.decode(), done.stdout.decode().split()[-1]
+        assert "it has no dashboard" in said and f"{url}/ says how to get it" in said
+        assert "hutch dashboard" not in said
+        assert "was not built when Hutch was installed" in server("dashboard", code=125)
+        with urllib.request.urlopen(f"{url}/", timeout=60) as page:
+            assert b"This server runs, without its dashboard" in page.read()
     finally:
         server.end()

@@ -260,7 +260,7 @@ def test_keys_of_tickets_are_forgotten_when_they_have_ended(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(tmp_path_factory.mktemp("local"), rules=Rules(dashboard=False))
+    running = Running(tmp_path_factory.mktemp("local"), rules=Rules(no_dashboard="is switched off"))
     yield running
     running.close()
 

@@ -111,7 +111,7 @@ def _serve(settings: Settings, file: SettingsFile, naming: str) -> int:
 
     def ready(url: str) -> None:
         _say(url)
-        _tell_dashboard(settings, naming)
+        _tell_dashboard(settings, naming, url)
 
     return run(settings, ready, file)
 
@@ -124,8 +124,17 @@ def _say(url: str) -> None:
     print(f"serving at {url}", flush=True)
 
 
-def _tell_dashboard(settings: Settings, naming: str) -> None:
-    if settings.dashboard_enabled:
+def _tell_dashboard(settings: Settings, naming: str, url: str) -> None:
+    from hutch.server.http.pages import is_built
+
+    if not settings.dashboard_enabled:
+        return
+    if not is_built():
+        complain(
+            "it has no dashboard, because none was built when Hutch was installed: "
+            f"{url}/ says how to get it"
+        )
+    else:
         complain(f"`{naming}hutch dashboard` opens its dashboard in a browser")
 
 
@@ -216,5 +225,5 @@ def _wait(settings: Settings, reader: int, naming: str) -> int:
         f"its pid is {status['pid']}; `{naming}hutch stop` ends it, "
         f"`{naming}hutch logs --daemon` has its log"
     )
-    _tell_dashboard(settings, naming)
+    _tell_dashboard(settings, naming, str(status["url"]))
     return 0

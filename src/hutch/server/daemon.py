@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ from hutch.settings.writing import SettingsFile
 from .http.app import App
 from .http.limits import ConnectionLimits
 from .http.mcp import Mcp
-from .http.pages import DashboardPages
+from .http.pages import NOT_BUILT, DashboardPages, is_built
 from .http.server import HTTPServer
 from .http.tls import Certificate
 from .log import ServerLog, limit_logs
@@ -107,13 +108,16 @@ async def _serve(
     certificate = None
     if settings.tls_cert and settings.tls_key:
         certificate = Certificate(settings.tls_cert, settings.tls_key)
+    rules = settings.rules()
+    if not rules.no_dashboard and not is_built():
+        rules = replace(rules, no_dashboard=NOT_BUILT)
     began = time.monotonic()
     backend = factory.backend(settings.backend, lasting=str(folder / "run"))
     service = await Service.open(
         folder,
         backend,
         factory.images(settings.backend),
-        settings.rules(),
+        rules,
         settings.api_key or None,
         settings=file,
         log_records=log_records,

@@ -453,11 +453,11 @@ class Service:
             caller.workspaces,
             caller.is_local,
             self.may_edit_settings(caller),
+            is_temporary=self._keys.is_temporary(caller),
         )
 
     def may_edit_settings(self, caller: Caller) -> bool:
         """Whether this caller may change the settings of this server.
-            is_temporary=self._keys.is_temporary(caller),
 
         Settings can give boxes parts of the machine, so a key that came over the network is not
         enough, unless the operator says so.
@@ -465,8 +465,8 @@ class Service:
         return caller.may("admin") and (caller.is_local or self.rules.edit_settings)
 
     async def _make_ticket(self, o: serving.MakeTicket, caller: Caller) -> Ticket:
-        if not self.rules.dashboard:
-            raise Conflict("the dashboard of this server is switched off (dashboard.enabled)")
+        if self.rules.no_dashboard:
+            raise Conflict(f"the dashboard of this server {self.rules.no_dashboard}")
         return self._tickets.make(caller)
 
     async def _redeem_ticket(self, o: serving.RedeemTicket, caller: Caller) -> Key:
@@ -487,12 +487,12 @@ class Service:
         return await self._keys.rotate(o.key, o.overlap, o.expires)
 
     async def _revoke_key(self, o: serving.RevokeKey, caller: Caller) -> None:
+        if o.key != caller.key or not self._keys.is_temporary(caller):
+            caller.require("admin")
         await self._keys.revoke(o.key)
 
     async def _quota(self, o: serving.GetQuota, caller: Caller) -> Usage:
         caller.check_owner(o.owner, "quota needs")
-        if o.key != caller.key or not self._keys.is_temporary(caller):
-            caller.require("admin")
         disk = await self._workspaces.disk_used(o.owner)
         return replace(self._sessions.usage(o.owner), disk=disk)
 

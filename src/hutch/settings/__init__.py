@@ -318,7 +318,7 @@ class Settings:
             key_max_ttl=self.keys_max_ttl,
             journal_size=self.journal_size,
             history=self.history_days * 86_400,
-            dashboard=self.dashboard_enabled,
+            no_dashboard="" if self.dashboard_enabled else "is switched off (dashboard.enabled)",
             edit_settings=self.dashboard_edit_settings,
             max_sessions=self.max_sessions,
             max_starts=self.max_starts,

@@ -42,6 +42,17 @@ _EVERYWHERE: list[Header] = [
 ]
 
 
+NOT_BUILT = (
+    "was not built when Hutch was installed: open the server's address without a ticket, which "
+    "says how to get it"
+)
+
+
+def is_built(folder: Path = STATIC) -> bool:
+    """Whether there is a dashboard in this installation of Hutch."""
+    return (folder / "index.html").is_file()
+
+
 class DashboardPages:
     """`folder`: where the built files are. Switched off, `/` leads to /docs."""
 
@@ -165,7 +176,7 @@ and the SDKs.</p>
 <p>To get the dashboard, either install a wheel from a release, which has it inside; or install
 Node.js 20.19 or newer, and then install Hutch again from its sources:</p>
 <p><code>pip install --force-reinstall --no-deps .</code></p>
-<p>Then reload this page. Hutch itself never needs Node.js.</p>
+<p>Then restart the server, and reload this page. Hutch itself never needs Node.js.</p>
 </main>
 </html>
 """
