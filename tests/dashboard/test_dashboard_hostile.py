@@ -6,11 +6,13 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Frame, expect
+from playwright.sync_api import Browser, Frame, expect
 
-from browser_of_tests import Dashboard, ask
+from browser_of_tests import PATIENCE, Dashboard, ask, program
+from daemon_of_tests import Daemon, wait_for
 
 # Marks the window that it runs in, and tries what a thief would: the key, the API, another host,
 # the address of the page, a window of its own. It says when it is done.
@@ -344,6 +346,41 @@ def test_a_page_of_a_port_has_no_part_in_the_dashboard(
         other.close()
     assert_unharmed(dashboard)
     ask(daemon, "DELETE", f"/v1/sessions/{id}")
+
+
+def test_a_page_of_a_port_cannot_lead_its_tab_away_over_plain_http_either(
+    browser: Browser, assets: None, tmp_path: Path, outside: tuple[str, list[str]]
+) -> None:
+    # By a name that is not this machine's to the browser, as a server elsewhere: it then does not
+    # say what it loads.
+    far = browser.browser_type.launch(
+        executable_path=program(),
+        args=["--no-sandbox", "--host-resolver-rules=MAP hutch.test 127.0.0.1"],
+    )
+    url, asked = outside
+    try:
+        with Daemon(tmp_path / "data", allowed_hosts="hutch.test") as daemon:
+            made = ask(daemon, "POST", "/v1/sessions", {})
+            assert isinstance(made, dict)
+            base = f"/v1/sessions/{made['id']}"
+            leads = f"<p>shown</p><script>location.href = '{url}/led-away'</script>"
+            ask(daemon, "POST", f"{base}/shells/main/run", {
+                "command": f'cd /tmp && cat > index.html << "END"\n{leads}\nEND\n'
+                "(python3 -m http.server 8125 >/dev/null 2>&1 &)"
+            })  # fmt: skip
+            assert wait_for(lambda: "8125" in str(ask(daemon, "GET", f"{base}/ports")), PATIENCE)
+            preview = ask(daemon, "POST", f"{base}/ports/8125/preview")
+            assert isinstance(preview, dict)
+            page = far.new_page()
+            tab = f"{daemon.url.replace('127.0.0.1', 'hutch.test')}{preview['path']}"
+            with page.expect_request(lambda request: "in-frame" in request.url) as framed:
+                page.goto(tab)
+            assert "sec-fetch-dest" not in framed.value.all_headers()
+            frame = page.main_frame.child_frames[0]
+            frame.wait_for_url(re.compile("^chrome-error:"))
+            assert page.url == tab and not asked
+    finally:
+        far.close()
 
 
 def test_no_other_page_may_embed_the_dashboard(

@@ -107,23 +107,48 @@ def test_a_page_of_a_box_is_shown_in_a_sandbox_and_loads_nothing_else(
         assert name not in headers
 
 
-def test_a_page_in_a_tab_of_its_own_cannot_lead_it_elsewhere(server: Running, site: str) -> None:
+# As a browser asks for what fills a tab: over HTTPS and to its own machine, and over plain HTTP.
+TAB = {"Sec-Fetch-Dest": "document"}
+PLAIN_TAB = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize("asked", [TAB, TAB | PLAIN_TAB, PLAIN_TAB])
+def test_a_page_in_a_tab_of_its_own_cannot_lead_it_elsewhere(
+    server: Running, site: str, asked: dict[str, str]
+) -> None:
     path = preview(server, site)
-    tab = opened(
-        server, f"{path}a%22b?c=%3E&d='", headers={"Sec-Fetch-Dest": "document"}
-    )  # the page of the box comes in a frame, whose navigation our policy bounds
+    framed_path = path.replace("/preview/", "/preview/in-frame.")
+    # The page of the box comes in a frame, whose navigation our policy bounds.
+    tab = opened(server, f"{path}a%22b?c=%3E&d='", headers=asked)
     assert tab.status == 200 and tab.headers["content-type"] == "text/html; charset=utf-8"
     policy = dict(part.split(" ", 1) for part in tab.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
-    assert policy["frame-src"] == f"127.0.0.1:{server.port}{path}"
-    assert "script-src" not in policy
+    assert policy["frame-src"] == f"127.0.0.1:{server.port}{framed_path}"
+    assert "script-src" not in policy and tab.headers["cache-control"] == "no-store"
     framed = re.search(rb'<iframe[^>]* src="([^"]*)"></iframe>', tab.body)
-    assert framed and html.unescape(framed[1].decode()) == f"{path}a%22b?c=%3E&d='"
+    assert framed and html.unescape(framed[1].decode()) == f"{framed_path}a%22b?c=%3E&d='"
     assert b'sandbox="allow-scripts allow-forms"' in framed[0]
-    inner = opened(server, path, headers={"Sec-Fetch-Dest": "iframe"})
-    assert inner.json["path"] == "/"
-    assert tab.headers["vary"] == inner.headers["vary"] == "Sec-Fetch-Dest"
-    assert opened(server, "/preview/x/", headers={"Sec-Fetch-Dest": "document"}).status == 404
+    in_frame = asked | ({"Sec-Fetch-Dest": "iframe"} if asked != PLAIN_TAB else {})
+    inner = opened(server, framed_path, headers=in_frame)
+    assert inner.json["path"] == "/" and inner.headers["vary"] == "Sec-Fetch-Dest, Accept"
+    assert (
+        f"form-action 127.0.0.1:{server.port}{framed_path};"
+        in (inner.headers["content-security-policy"])
+    )
+    # Nor does a form fill it, whoever sends that.
+    assert opened(server, path, "POST", data=b"a=b", headers=asked).status == 403
+    for wrong in ("/preview/x/", "/preview/in-frame.x/", framed_path.replace("in-", "In-")):
+        assert opened(server, wrong, headers=asked).status == 404
+    again = opened(server, path.replace("/preview/", "/preview/in-frame.in-frame."), headers=asked)
+    assert again.status == 404
+
+
+def test_a_frames_address_in_a_tab_is_framed_where_the_browser_says_that_it_is_a_tab(
+    server: Running, site: str
+) -> None:
+    path = preview(server, site).replace("/preview/", "/preview/in-frame.")
+    tab = opened(server, path, headers=TAB)
+    assert b"<iframe" in tab.body and f'src="{path}"'.encode() in tab.body
 
 
 def test_what_a_browser_knows_of_us_does_not_go_into_the_box(server: Running, site: str) -> None:

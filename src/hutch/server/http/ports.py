@@ -8,7 +8,9 @@ what this server answers nor store anything as if it were a page of ours. In a p
 scripts. Then it may load what is below its own path and nothing else, so that a box without a
 network does not get one through its reader's browser. A page that has a tab of its own could still
 lead that anywhere, with what it knows in the address; so it is put into a frame of a page of ours,
-which leads nowhere else.
+which leads nowhere else. Over plain HTTP from another machine a browser does not say whether it
+fills a tab or a frame. So what is meant for the frame has an address of its own, and a page that is
+asked for at the other one is always the one with the frame.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ _THEIRS = frozenset(
 _THEIRS_IN_PREVIEWS = frozenset((b"x-frame-options", b"referrer-policy", b"www-authenticate"))
 # What a browser says about the page that asked; a box would take `Origin: null` for an attack.
 _OURS_IN_PREVIEWS = frozenset((b"origin", b"referer"))
+IN_FRAME = "in-frame."  # before the token, in addresses that only the frame has; not in a token
 _SANDBOX: Header = (b"content-security-policy", b"sandbox")
 
 
@@ -94,7 +97,8 @@ async def forward(request: Request) -> None:
 
 async def preview(request: Request) -> None:
     """A request without a key, to what its token stands for."""
-    known = request.service.previewed(request.parameters["token"], request.peer)
+    token = request.parameters["token"].removeprefix(IN_FRAME)
+    known = request.service.previewed(token, request.peer)
     is_from_page = request.headers.get(b"origin") == b"null"
     if is_from_page and b"access-control-request-method" in request.headers:
         # The page asks whether it may send a request to its own box.
@@ -102,8 +106,10 @@ async def preview(request: Request) -> None:
         return
     request.act_for(replace(known.caller, peer=request.peer, request=request.id.decode()))
     base = f"/preview/{request.parameters['token']}/".encode()
-    if request.method == "GET" and request.headers.get(b"sec-fetch-dest") == b"document":
-        await _frame(request, base)
+    if _fills_a_tab(request):
+        if request.method not in ("GET", "HEAD"):
+            raise HTTPError(403, "a page of a preview answers forms in its frame only")
+        await _frame(request, f"/preview/{IN_FRAME}{token}/")
         return
     stream = await request.service.dial(known.session, known.port, request.caller)
 
@@ -116,7 +122,7 @@ async def preview(request: Request) -> None:
         ours = [
             (b"content-security-policy", _policy(request.headers[b"host"], base)),
             (b"referrer-policy", b"no-referrer"),  # an address has the token in it
-            (b"vary", b"Sec-Fetch-Dest"),  # a stored copy is not for a tab of its own
+            (b"vary", b"Sec-Fetch-Dest, Accept"),  # a stored copy is not for a tab of its own
             *(_FOR_PAGE if is_from_page else []),
         ]
         return [*theirs, *ours]
@@ -135,10 +141,22 @@ _FOR_PAGE: list[Header] = [
 ]
 
 
-async def _frame(request: Request, base: bytes) -> None:
-    """What fills a tab: the same address once more, in a frame that cannot leave the preview."""
+def _fills_a_tab(request: Request) -> bool:
+    """Whether the answer may become the page of a tab."""
+    kind = request.headers.get(b"sec-fetch-dest")
+    if kind is not None:
+        return kind == b"document"
+    if request.parameters["token"].startswith(IN_FRAME):
+        return False
+    # All browsers send this for pages, and for nothing else.
+    return b"text/html" in request.headers.get(b"accept", b"")
+
+
+async def _frame(request: Request, base: str) -> None:
+    """What fills a tab: the page itself, below `base`, in a frame that cannot leave the preview."""
     query = request.scope["query_string"].decode("latin-1")
-    address = html.escape(request.path + ("?" + query if query else ""))
+    path = base + request.parameters["path"]
+    address = html.escape(path + ("?" + query if query else ""))
     nonce = secrets.token_urlsafe(16)
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Preview</title>'
@@ -148,7 +166,8 @@ async def _frame(request: Request, base: bytes) -> None:
         f'src="{address}"></iframe></html>\n'
     )
     policy = (
-        b"default-src 'none'; frame-src " + _own(request.headers[b"host"], base) + b"; style-src "
+        b"default-src 'none'; frame-src " + _own(request.headers[b"host"], base.encode()) + b"; "
+        b"style-src "
         b"'nonce-" + nonce.encode() + b"'; base-uri 'none'; form-action 'none'; "
         b"frame-ancestors 'none'"
     )
@@ -156,8 +175,7 @@ async def _frame(request: Request, base: bytes) -> None:
         (b"content-security-policy", policy),
         (b"cross-origin-opener-policy", b"same-origin"),
         (b"referrer-policy", b"no-referrer"),
-        (b"cache-control", b"no-store"),  # the frame has the same address
-        (b"vary", b"Sec-Fetch-Dest"),
+        (b"cache-control", b"no-store"),  # what is not a page has the same address
     ]
     await request.answer(200, page.encode(), headers, b"text/html; charset=utf-8")
 
