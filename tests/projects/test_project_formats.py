@@ -355,7 +355,8 @@ def test_a_lock_that_looks_out_of_date_is_used_and_told_of(project: Path, index:
 
 def test_extras_and_groups_of_poetry_are_followed_in_its_lock(project: Path) -> None:
     names = ("a", "b", "c", "d", "e")
-    needs = {"a": 'f = {version = "*", optional = true}\nb = "^1"', "f": ""}
+    of_extra = """f = {version = "*", optional = true, markers = 'extra == "x"'}"""
+    needs = {"a": f'{of_extra}\nb = "^1"', "f": ""}
     (project / "pyproject.toml").write_text(
         textwrap.dedent("""
         [tool.poetry.dependencies]
@@ -381,6 +382,78 @@ def test_extras_and_groups_of_poetry_are_followed_in_its_lock(project: Path) -> 
     assert chosen(project) == (["a==1.0", "b==1.0", "d==1.0", "f==1.0"], [])
     assert set(chosen(project, "more")[0]) == {f"{name}==1.0" for name in "abcdf"}
     assert set(chosen(project, "docs")[0]) == {f"{name}==1.0" for name in "abdef"}
+
+
+def test_an_extra_of_a_package_in_a_poetry_lock_is_not_one_of_the_project(project: Path) -> None:
+    (project / "pyproject.toml").write_text(
+        "[project]\nname = 'mine'\nversion = '1'\ndependencies = ['a[X_1]']\n"
+        "[project.optional-dependencies]\ny = ['d']\n"
+    )
+    older = 'python_version < "3.2" and extra == "X_1"'
+    needs = (
+        """b = {version = "*", optional = true, markers = 'extra == "X_1" or extra == "y"'}\n"""
+        """c = {version = "*", optional = true, markers = 'extra == "y"'}\n"""
+        f"""d = {{version = "*", optional = true, markers = '{older}'}}\n"""
+    )
+    text = "".join(
+        f'[[package]]\nname = "{name}"\nversion = "1.0"\nfiles = []\n'
+        f"[package.dependencies]\n{needs if name == 'a' else ''}\n"
+        f"[package.extras]\nX_1 = ['b', 'd']\ny = ['b', 'c']\n"
+        for name in ("a", "b", "c", "d")
+    )
+    (project / "poetry.lock").write_text(text + '[metadata]\nlock-version = "2.1"\n')
+    assert chosen(project) == (["a==1.0", "b==1.0"], [])
+    assert chosen(project, "y") == (["a==1.0", "b==1.0", "d==1.0"], [])
+
+
+def test_groups_of_the_standard_are_followed_in_a_poetry_lock(project: Path) -> None:
+    (project / "pyproject.toml").write_text(
+        "[project]\nname = 'mine'\nversion = '1'\n[dependency-groups]\n"
+        "lint = ['a']\nMy_Docs = ['b']\n"
+        "[tool.poetry.group.my-docs]\noptional = true\n"
+    )
+    text = "".join(
+        f'[[package]]\nname = "{name}"\nversion = "1.0"\nfiles = []\n' for name in ("a", "b")
+    )
+    (project / "poetry.lock").write_text(text + '[metadata]\nlock-version = "2.1"\n')
+    assert chosen(project) == (["a==1.0"], [])
+    assert chosen(project, "my-docs") == (["a==1.0", "b==1.0"], [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "installed"),
+    [("", ["tool"]), ('["My_Docs"]', ["other"]), ('"all"', ["other", "tool"]), ("[]", [])],
+)
+def test_the_default_groups_of_uv_are_installed(
+    project: Path, index: Path, setting: str, installed: list[str]
+) -> None:
+    pyproject = "[project]\nname = 'mine'\n[dependency-groups]\ndev = ['tool']\n"
+    pyproject += "My_Docs = ['other']\n"
+    pyproject += f"[tool.uv]\ndefault-groups = {setting}\n" if setting else ""
+    (project / "pyproject.toml").write_text(pyproject)
+    assert sorted(chosen(project)[0]) == installed
+    (project / "uv.lock").write_text(
+        'version = 1\n[[package]]\nname = "mine"\nsource = { virtual = "." }\n'
+        '[package.dev-dependencies]\ndev = [{ name = "tool" }]\nmy-docs = [{ name = "other" }]\n'
+        + uv_package(index, "tool")
+        + uv_package(index, "other")
+    )
+    assert chosen(project) == ([f"{name}==1.0" for name in installed], [])
+    for name in ("My_Docs", "my-docs"):
+        assert "other==1.0" in chosen(project, name)[0]
+
+
+def test_what_pipenv_did_not_need_where_it_made_its_lock_is_not_installed(project: Path) -> None:
+    default = {"tool": {"version": "==1.0"}, "other": {"version": "*"}, "more": {"version": "*"}}
+    (project / "Pipfile.lock").write_text(json.dumps({"default": default, "develop": {}}))
+    pipfile = "[packages]\ntool = '*'\nother = {version = '*', sys_platform = \"== 'win32'\"}\n"
+    (project / "Pipfile").write_text(pipfile)
+    lines, notes = chosen(project)
+    assert lines == ["tool==1.0"] and set(missed(notes)) == {"more"}
+    (project / "Pipfile").write_text(pipfile.replace("win32", "linux"))
+    lines, notes = chosen(project)
+    assert lines == ["tool==1.0"] and set(missed(notes)) == {"more", "other"}
+    assert "Pipfile.lock does not have it" in missed(notes)["other"]
 
 
 def test_a_lock_is_chosen_before_all_else_and_that_is_told(project: Path, index: Path) -> None:
@@ -593,7 +666,7 @@ def uv_one(name: str = "a", version: str = "1", hashed: str = "sha256:" + "0" * 
      ("poetry.lock", '[[package]]\nname = "a"\nversion = "1"\n'),
      ("poetry.lock", '[[package]]\nname = "a"\nversion = "--pre"\n[metadata]\nlock-version="2.1"'),
      ("Pipfile.lock", '{"default": {"a": {"version": "==1 --pre"}}}'),
-     ("Pipfile.lock", '{"default": {"a": {"version": "*"}}}'), ("Pipfile.lock", "[" * 100_000),
+     ("Pipfile.lock", '{"default": {"a": {"version": ">=1"}}}'), ("Pipfile.lock", "[" * 100_000),
      ("Pipfile.lock", '{"default": {"a\\n": {"version": "==1"}}}'),
      ("Pipfile.lock", '{"default": {"a": {"file": "../x-1-py3-none-any.whl"}}}'),
      ("pylock.toml", 'lock-version = "2.0"'),

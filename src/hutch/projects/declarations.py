@@ -37,7 +37,7 @@ from .setup_files import Setup, read_setup_cfg, read_setup_py
 from .versions import alternatives, conda_specifier, python_marker, specifier
 
 DEEPEST = 20  # levels of files that include files
-DEV = "dev"  # the dependency group that is always installed
+DEV = "dev"  # the dependency group that is installed unless uv's settings name others
 SOURCE_FOLDER = "its modules are on the path, but its dependencies are not installed"
 
 _OPTION = re.compile(r"(--?[A-Za-z][\w-]*)(?:[=\s]\s*|(?<=^-\w))?(.*)", re.DOTALL)
@@ -78,6 +78,7 @@ class Declarations:
     elsewhere: list[Dependency] = field(default_factory=list)  # named, and not of the index
     git: dict[str, list[GitPackage]] = field(default_factory=dict)  # by name
     hashed: bool = False  # --require-hashes
+    groups: list[str] = field(default_factory=list)  # that are installed without being named
     _about: dict[str, object] = field(default_factory=dict)
     _sources: dict[str, object] = field(default_factory=dict)
     _opened: set[tuple[str, bool]] = field(default_factory=set)
@@ -95,7 +96,8 @@ class Declarations:
 
     # --- pyproject.toml -------------------------------------------------------------------
 
-    def read_pyproject(self) -> None:
+    def read_pyproject(self, *, of_poetry: bool = False) -> None:
+        """`of_poetry`: with poetry.lock, all groups are installed but those that are optional."""
         name = "pyproject.toml"
         about = self.files.toml(name) or {}
         tool = table(about.get("tool"), f"{name}: tool")
@@ -117,18 +119,39 @@ class Declarations:
         self._add_python(name, line(self._about.get("requires-python"), f"{name}: requires-python"))
         self._add_all(name, texts(self._about.get("dependencies"), f"{name}: dependencies"))
         groups = table(about.get("dependency-groups"), f"{name}: dependency-groups")
-        if DEV in groups:
-            self._add_group(groups, DEV, ())
+        by_name = {plain_name(group): group for group in groups}
+        self.groups = self._default_groups(by_name, uv, poetry if of_poetry else None)
+        for group in self.groups:
+            if group in by_name:
+                self._add_group(groups, by_name[group], ())
         for wanted in self.extras:
-            if wanted in groups:
+            if plain_name(wanted) in by_name:
                 self._known.add(wanted)
-                self._add_group(groups, wanted, ())
+                self._add_group(groups, by_name[plain_name(wanted)], ())
             elif self._add_extra(wanted):
                 self._known.add(wanted)
         if poetry:
             self._read_poetry(poetry)
         if "dependencies" in texts(self._about.get("dynamic"), f"{name}: dynamic"):
             self._read_dynamic(tool)
+
+    def _default_groups(
+        self, known: Iterable[str], uv: dict[str, object], poetry: dict[str, object] | None
+    ) -> list[str]:
+        """The dependency groups that are installed without being named."""
+        if poetry is not None:
+            where = "pyproject.toml: tool.poetry.group"
+            about = table(poetry.get("group"), where)
+            optional = {
+                plain_name(name)
+                for name, group in about.items()
+                if table(group, where).get("optional") is True
+            }
+            return [name for name in known if name not in optional]
+        wanted = uv.get("default-groups", [DEV])
+        if wanted == "all":
+            return [*known, DEV]  # which may be in tool.uv.dev-dependencies
+        return list(map(plain_name, texts(wanted, "pyproject.toml: tool.uv.default-groups")))
 
     def _read_dynamic(self, tool: dict[str, object]) -> None:
         """Dependencies that setuptools reads from requirements files."""

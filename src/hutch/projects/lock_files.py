@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from packaging.specifiers import SpecifierSet
@@ -20,7 +20,15 @@ from hutch.images.requirements import parse_line, parse_requirement
 from hutch.lines import is_single_line
 
 from .git import GitSource, NotFetched, checked, from_uv_lock
-from .locks import Dependency, Lock, Locked, checked_version, hash_options, locked_line
+from .locks import (
+    Dependency,
+    Lock,
+    Locked,
+    checked_version,
+    hash_options,
+    locked_line,
+    with_extras,
+)
 from .reading import (
     ProjectFiles,
     items,
@@ -50,6 +58,12 @@ class LockRequest:
     files: ProjectFiles
     declared: list[Dependency]  # by pyproject.toml or Pipfile, for the same extras
     extras: list[str]  # extras and groups, of --extra
+    groups: list[str]  # that are installed without being named
+
+    @property
+    def names(self) -> list[str]:
+        """Of all groups, and extras, that are wanted; each once."""
+        return list(dict.fromkeys([*self.groups, *map(plain_name, self.extras)]))
 
 
 Reader = Callable[[str, LockRequest], Lock]
@@ -78,7 +92,7 @@ def read_uv(file: str, request: LockRequest) -> Lock:
         lock.roots = [Dependency(each.name) for each in local]
     manifest = table(about.get("manifest"), f"{file}: manifest")
     groups = table(manifest.get("dependency-groups"), f"{file}: dependency-groups")
-    for group in ("dev", *request.extras):
+    for group in request.names:
         for each in tables(groups.get(group), f"{file}: {group}"):
             lock.roots.append(_uv_dependency(file, each))
     return lock
@@ -90,15 +104,13 @@ def _uv_root(lock: Lock, package: Locked, entry: dict[str, object], request: Loc
         name: [_uv_dependency(lock.file, each) for each in tables(value, where)]
         for name, value in table(entry.get("dev-dependencies"), where).items()
     }
-    wanted = {plain_name(each): each for each in request.extras}
-    lock.roots += [Dependency(package.name, extras=tuple(wanted))]
-    for group in ("dev", *request.extras):
+    wanted = tuple(map(plain_name, request.extras))
+    lock.roots += [Dependency(package.name, extras=wanted)]
+    for group in request.names:
         lock.roots += groups.get(group, [])
     # tool.uv.conflicts: markers say which of two extras or groups is chosen.
     own = f"{len(package.name)}-{package.name}"
-    lock.extras |= {
-        f"{kind}-{own}-{name}" for name in ("dev", *wanted) for kind in ("extra", "group")
-    }
+    lock.extras |= {f"{kind}-{own}-{name}" for name in request.names for kind in ("extra", "group")}
 
 
 def _uv_package(lock: Lock, files: ProjectFiles, entry: dict[str, object]) -> Locked:
@@ -186,9 +198,7 @@ def _poetry_package(
     marker = entry.get("markers")
     package.markers = (line(marker, where),) if isinstance(marker, str) else ()
     offered = {
-        plain_name(extra): {
-            plain_name(re.split(r"[^\w.-]", each.strip())[0]) for each in texts(value, where)
-        }
+        extra: {plain_name(re.split(r"[^\w.-]", each.strip())[0]) for each in texts(value, where)}
         for extra, value in table(entry.get("extras"), where).items()
     }
     for key, value in table(entry.get("dependencies"), where).items():
@@ -198,7 +208,10 @@ def _poetry_package(
                 package.needs.append(wanted)
             for extra, names in offered.items():
                 if optional and wanted.name in names:
-                    package.extras.setdefault(extra, []).append(wanted)
+                    # Its marker says `extra == "NAME"`: of this package, not of the project.
+                    marker = with_extras(wanted.marker, {extra, plain_name(extra)})
+                    of_extra = package.extras.setdefault(plain_name(extra), [])
+                    of_extra.append(replace(wanted, marker=marker))
     source = table(entry.get("source"), where)
     found = list(tables(entry.get("files", older.get(str(entry.get("name")))), where))
     wheels = [each for each in found if str(each.get("file")).endswith(".whl")]
@@ -244,14 +257,22 @@ def _poetry_dependency(file: str, key: object, value: object) -> tuple[Dependenc
 def read_pipfile_lock(file: str, request: LockRequest) -> Lock:
     about = request.files.json(file) or {}
     lock = Lock(file, "pipenv lock")
+    in_pipfile = {each.name for each in request.declared}
     for section in ("default", "develop", *request.extras):
         for key, value in table(about.get(section), f"{file}: {section}").items():
             name = package_name(key, file)
             if name in lock.packages:  # it is in two sections, in one version
                 continue
             entry = table(value, f"{file}: {name}")
+            marker = line(entry.get("markers"), f"{file}: {name}")
+            if entry.get("version") == "*" and entry.keys().isdisjoint(("git", "path", "file")):
+                # So pipenv writes what its own interpreter did not need; it leaves the marker out.
+                # If the Pipfile has it, its marker there decides whether it is missing.
+                if name not in in_pipfile:
+                    lock.roots.append(Dependency(name, marker))
+                continue
             lock.add(_pipfile_package(lock, request.files, name, entry))
-            lock.roots.append(Dependency(name, line(entry.get("markers"), f"{file}: {name}")))
+            lock.roots.append(Dependency(name, marker))
     meta = table(about.get("_meta"), f"{file}: _meta")
     for source in tables(meta.get("sources"), f"{file}: sources"):
         _note_index(lock, line(source.get("url"), f"{file}: sources"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
@@ -25,7 +25,7 @@ from .reading import InstallNote, package_name
 MOST = 50_000  # packages of a lock, and dependencies between them
 HASH = re.compile(r"sha(256:[0-9a-f]{64}|384:[0-9a-f]{96}|512:[0-9a-f]{128})")
 
-_EXTRA = re.compile(r"""\bextra (==|!=) ["']([^"']*)["']""")
+_EXTRA = re.compile(r"""\bextra\s*(==|!=)\s*["']([^"']*)["']""")
 _TRUE, _FALSE = "python_version > '0'", "python_version < '0'"
 
 
@@ -169,14 +169,11 @@ class _Markers:
         return self._known[text]
 
     def _evaluate(self, text: str) -> bool:
-        def decided(found: re.Match[str]) -> str:
-            return _TRUE if (found[2] in self._extras) is (found[1] == "==") else _FALSE
-
         try:
             if len(text) > LONGEST:
                 raise InvalidMarker(text[:LONGEST])
             # A marker is evaluated with one extra, but a lock has a set of them.
-            marker = Marker(_EXTRA.sub(decided, str(Marker(text))))
+            marker = Marker(with_extras(str(Marker(text)), self._extras))
             return marker.evaluate(self._environment)
         except (
             InvalidMarker,
@@ -186,6 +183,15 @@ class _Markers:
             RecursionError,
         ):
             raise InvalidRequest(f"{self._file}: a marker is malformed: {text!r:.200}") from None
+
+
+def with_extras(marker: str, extras: Collection[str]) -> str:
+    """The marker with its conditions on `extra` evaluated: these are chosen, and no others."""
+
+    def decided(found: re.Match[str]) -> str:
+        return _TRUE if (found[2] in extras) is (found[1] == "==") else _FALSE
+
+    return _EXTRA.sub(decided, marker)
 
 
 def locked_line(file: str, name: str, version: str, hashes: Iterable[object]) -> str:

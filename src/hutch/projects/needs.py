@@ -168,11 +168,11 @@ def _read_lock(files: ProjectFiles, locks: list[str], extras: list[str]) -> Need
     if name == "Pipfile.lock":
         found.read_pipfile()
     else:
-        found.read_pyproject()
+        found.read_pyproject(of_poetry=name == "poetry.lock")
     if name != "pylock.toml":  # it may be the only file
         found.check_extras()
     declared = found.dependencies()
-    lock = READERS[name](name, LockRequest(files, declared, extras))
+    lock = READERS[name](name, LockRequest(files, declared, extras, found.groups))
     source = "Pipfile" if name == "Pipfile.lock" else "pyproject.toml"
     others += [each for each in DECLARED if files.has(each) and each != source]
     notes = [InstallNote(f"{each} is not read: {name} says what is installed") for each in others]
