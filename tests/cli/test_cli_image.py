@@ -36,7 +36,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def image(*words: str, code: int = 0) -> tuple[str, str]:
     done = hutch("image", *words)
     said = done.stderr.decode()
-    if done.returncode == 125 and "gave no packages" in said:
+    if done.returncode == 125 and "cannot get packages" in said:
         need("packages", said)
     assert done.returncode == code, said
     return done.stdout.decode(), said

@@ -164,16 +164,16 @@ def test_archives_that_are_not_whole(image: Made, tmp_path: Path) -> None:
     refused(tmp_path, b"", "nothing in this tar")
     refused(tmp_path, b"hello", "not a tar")
     refused(tmp_path, os.urandom(4096), "not a tar")
-    refused(tmp_path, gzip.compress(content)[:-20], "its end is missing")
+    refused(tmp_path, gzip.compress(content)[:-20], "it is truncated")
     refused(tmp_path, b"\x1f\x8b\x08" + bytes(7) + b"\xff" * 100, "not gzip")
-    refused(tmp_path, zstd(content)[:-20], "its end is missing")
+    refused(tmp_path, zstd(content)[:-20], "it is truncated")
     refused(tmp_path, zstd(content)[:4] + b"\xff" * 100, "not zstd")
     refused(tmp_path, gzip.compress(gzip.compress(content)), "not a tar")
 
 
 def test_packed_nothing_without_an_end_is_refused(image: Made, tmp_path: Path) -> None:
     content = gzip.compress(saved({"mine": image}))
-    refused(tmp_path, gzip.compress(b"") * 2000 + content, "packed nothing")
+    refused(tmp_path, gzip.compress(b"") * 2000 + content, "empty gzip members")
     take_bytes(tmp_path, gzip.compress(b"") * 10 + content)
 
 
@@ -205,12 +205,12 @@ def test_archives_that_say_what_is_not_there(image: Made, tmp_path: Path) -> Non
     config = {"c.json": image.config}
     refused(tmp_path, save({}, Config="c.json", Layers=["a"]), "there is no 'c.json'")
     refused(tmp_path, save(config, Config="c.json", Layers=["a", "b"]), "there is no 'a'")
-    refused(tmp_path, save(config, Config="c.json", Layers=["a"]), "not as many layers")
+    refused(tmp_path, save(config, Config="c.json", Layers=["a"]), "another number of layers")
     refused(tmp_path, save(config, Config="c.json", Layers="a"), "broken")
     refused(tmp_path, save(config, Config="/etc/passwd", Layers=["a", "b"]), "there is no")
     refused(tmp_path, save(config, Config="../../etc/passwd", Layers=["a", "b"]), "there is no")
     wrong = "0" * 64 + ".json"
-    refused(tmp_path, save({wrong: b"{}"}, Config=wrong, Layers=["a"]), "not what its digest says")
+    refused(tmp_path, save({wrong: b"{}"}, Config=wrong, Layers=["a"]), "does not match its digest")
 
 
 def test_a_link_in_an_archive_leads_nowhere_else(image: Made, tmp_path: Path) -> None:
@@ -259,9 +259,9 @@ def test_a_layout_is_read_where_it_is_and_nothing_else(image: Made, tmp_path: Pa
     for spoil in (lambda: blob.symlink_to("/etc/passwd"), lambda: os.mkfifo(blob)):
         blob.unlink()
         spoil()
-        with pytest.raises(InvalidRequest, match="not whole"):
+        with pytest.raises(InvalidRequest, match="incomplete image"):
             take(folder)
-    with pytest.raises(InvalidRequest, match="no OCI layout"):
+    with pytest.raises(InvalidRequest, match="not an OCI layout"):
         take(tmp_path)
     with pytest.raises(InvalidRequest, match="No such file"):
         take(tmp_path / "nothing")

@@ -232,25 +232,25 @@ def refused(server: Told, kind: type[HutchError], says: str, data: Path) -> None
 def test_a_layer_with_a_wrong_digest_is_not_kept(server: Told, image: Made, data: Path) -> None:
     digest = next(iter(image.blobs))
     server.content[digest] = server.content[digest][:-1] + b"x"
-    refused(server, InvalidRequest, "is something else; nothing was kept", data)
+    refused(server, InvalidRequest, "does not match that digest; nothing was kept", data)
 
 
 def test_a_configuration_with_a_wrong_digest_is_refused(
     server: Told, image: Made, data: Path
 ) -> None:
     server.content[list(image.blobs)[-1]] = b"{}"
-    refused(server, InvalidRequest, "is something else", data)
+    refused(server, InvalidRequest, "does not match that digest", data)
 
 
 def test_a_manifest_with_a_wrong_digest_is_refused(server: Told, image: Made, data: Path) -> None:
     other = make_image({"b": b""})
     server.acts["manifests"] = lambda asked: asked.give(other.manifest)
-    with pytest.raises(InvalidRequest, match="is something else"):
+    with pytest.raises(InvalidRequest, match="does not match that digest"):
         pull(f"{server.host}/x@{image.digest}")
     server.acts["manifests"] = lambda asked: asked.give(
         image.manifest, Docker_Content_Digest=other.digest
     )
-    refused(server, InvalidRequest, "is something else", data)
+    refused(server, InvalidRequest, "does not match that digest", data)
 
 
 def test_a_layer_that_is_not_the_one_of_the_configuration_is_not_kept(data: Path) -> None:
@@ -549,7 +549,7 @@ def test_who_a_registry_sends_us_to_cannot_ask_for_our_password(
         server.acts[digest] = lambda asked: asked.give(
             b"", 307, Location=f"http://{elsewhere.host}/cdn"
         )
-        refused(server, Unauthorized, "does not give us", data)
+        refused(server, Unauthorized, "or does not let us have it", data)
         assert [path for path, _ in elsewhere.asked] == ["/cdn"]
         assert not any("Authorization" in headers for _, headers in server.asked)
 
@@ -560,7 +560,7 @@ def test_who_a_registry_sends_us_to_cannot_ask_for_our_password(
         ("http://10.255.255.1/x", "without encryption"),
         ("file:///etc/passwd", "invalid URL from registry"),
         ("gopher://127.0.0.1/", "invalid URL from registry"),
-        ("http://[::1/", "no address at all"),
+        ("http://[::1/", "redirects to an invalid URL"),
         ("/v2/x/manifests/latest", "too many redirects"),
     ],
 )
@@ -610,7 +610,7 @@ def test_a_token_is_asked_for_where_the_registry_says(
 def test_a_registry_that_is_never_content_is_left(server: Told, image: Made, data: Path) -> None:
     server.acts["/v2/"] = bearer(server, image, works=False)
     server.acts["/token"] = lambda asked: asked.give(b'{"access_token": "t0ken"}')
-    refused(server, Unauthorized, "if it has it", data)
+    refused(server, Unauthorized, "or does not let us have it", data)
     assert len(server.asked) == 3
 
 
@@ -620,7 +620,7 @@ def test_a_token_that_is_none_is_refused(
 ) -> None:
     server.acts["/v2/"] = bearer(server, image)
     server.acts["/token"] = lambda asked: asked.give(body)
-    refused(server, BackendUnavailable, "tokens that are none", data)
+    refused(server, BackendUnavailable, "invalid token", data)
 
 
 def test_a_challenge_that_nobody_knows_is_refused(server: Told, data: Path) -> None:

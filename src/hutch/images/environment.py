@@ -143,5 +143,5 @@ def _identity(package: str) -> str:
 
 def _module(name: str) -> str:
     if not _MODULE.fullmatch(name.strip()):
-        raise InvalidRequest(f"{name!r} is no module to preload; write it like: scipy.stats")
+        raise InvalidRequest(f"cannot preload {name!r}: write a module like scipy.stats")
     return name.strip()

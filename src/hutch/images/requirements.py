@@ -140,7 +140,7 @@ def _checked_url(url: str) -> str:
             f"{url!r} is not a wheel (.whl): packages are never built from source on this machine"
         )
     if "@" in parts.netloc:
-        raise InvalidRequest("a package is no place for a password; .netrc is one")
+        raise InvalidRequest("the URL of a package must not contain a password: put it into .netrc")
     if not host:
         raise InvalidRequest(f"{url!r:.200} names no host: write it like https://host/name.whl")
     return urlunsplit(parts)
@@ -150,7 +150,7 @@ def _wheel_path(path: Path) -> Path:
     single_line(str(path), "the path of a wheel")
     path = Path(os.path.abspath(path.expanduser()))
     if not _WHEEL.fullmatch(path.name):
-        raise InvalidRequest(f"{path.name!r} is no name for a wheel: NAME-VERSION-TAGS.whl")
+        raise InvalidRequest(f"{path.name!r} is not the name of a wheel: NAME-VERSION-TAGS.whl")
     return path
 
 

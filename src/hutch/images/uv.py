@@ -263,7 +263,7 @@ _REASONS = [
     (r"(?P<what>\S+) requires Python (?P<more>\S+?),? and",
      "{what} needs Python {more}, and this is {version}"),
     (r"only (?P<what>\S+?)(?P<more>[<=>]\S+) (is|are) available and you require (?P<asked>\S+?),",
-     "there is no {asked}: only {what}{more} can be had"),
+     "there is no {asked}: only {what}{more} is available"),
     (r"there (is|are) no versions? of (?P<what>\S+?),? and", "there is no {what}"),
     (r"Failed to install: \S+ \((?P<what>[^)]+)\) cause: (?P<more>(?!.*os error).*)",
      "{what} cannot be installed: {more}"),
@@ -300,11 +300,11 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
                 "machine trusts it; otherwise, set SSL_CERT_FILE to the file of its CA"
             )
         last = text.rpartition("cause: ")[2].rpartition("Caused by: ")[2]
-        return BackendUnavailable(f"{host[1]} gave no packages: {last}")
+        return BackendUnavailable(f"cannot get packages from {host[1]}: {last}")
     if "memory allocation of" in text or code % 256 in KILLED:
-        return BackendUnavailable("uv was stopped: it may have needed more memory than it may have")
+        return BackendUnavailable("uv was killed, perhaps because it reached its memory limit")
     if "was not found in the cache" in text:
-        return BackendUnavailable("uv is told to stay offline, and its cache has not all packages")
+        return BackendUnavailable("uv is set to work offline, and its cache lacks a package")
     why = text.partition("cause: ")[2] or text
     for pattern, message in _REASONS:
         found = re.search(pattern, text)

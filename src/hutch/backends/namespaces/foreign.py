@@ -101,14 +101,14 @@ def claim_tree(folder: str | Path) -> None:
                 or stat.S_ISLNK(status.st_mode)
             ):
                 raise InvalidRequest(
-                    f"the packages hold {path[:200]!r}, which is no file, folder or link"
+                    f"the packages contain {path[:200]!r}, which is not a file, folder or link"
                 )
             if status.st_uid != us[0]:
                 os.chown(os.path.join(folder, path), *us, follow_symlinks=False)
     except FileNotFoundError:
         return  # nothing was written
     except PermissionError as exc:
-        raise InvalidRequest(f"the packages hold what cannot be read: {exc}") from None
+        raise InvalidRequest(f"the packages contain what cannot be read: {exc}") from None
 
 
 def check_links(folder: Path) -> None:

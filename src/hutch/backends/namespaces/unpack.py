@@ -138,7 +138,7 @@ def unzstd(first: bytes, source: Readable) -> Iterator[bytes]:
             "it may have"
         )
     if process.returncode == CUT:
-        raise InvalidRequest("this image has a broken layer: its end is missing")
+        raise InvalidRequest("this image has a broken layer: it is truncated")
     if process.returncode:
         last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         raise BackendUnavailable(f"no layer can be decompressed here: {last or 'it was killed'}")

@@ -151,7 +151,7 @@ class LayerUnpacker:
 
     def _make(self, member: TarMember) -> None:
         if any(key.startswith("GNU.sparse") for key in member.extra):
-            raise InvalidTar("it has holes in a form that is not read here")
+            raise InvalidTar("sparse files in an unsupported format")
         path = _inside(member.name)
         parent, _, name = path.rpartition("/")
         kind = FOLDER if member.kind in FILES and member.name.endswith("/") else member.kind
@@ -172,7 +172,7 @@ class LayerUnpacker:
             self._see_to(parent)
             self._replace(path, member)
         elif kind not in DEVICES:  # devices are skipped: a box has its own
-            raise InvalidTar(f"of kind {kind!r}, which is not read here")
+            raise InvalidTar(f"an entry of the unsupported kind {kind!r}")
 
     def _replace(self, path: str, member: TarMember) -> None:
         target = _inside(member.target) if member.kind == HARD_LINK else member.target
@@ -240,7 +240,7 @@ class LayerUnpacker:
         if stat.S_ISDIR(found.st_mode) or (links and os.path.isdir(path)):
             return
         if links and not stat.S_ISCHR(found.st_mode):
-            raise InvalidTar("it is in something that is no folder")
+            raise InvalidTar("the parent of a file is not a folder")
         self._clear(path)
         os.mkdir(path, 0o755)
         if stat.S_ISCHR(found.st_mode):  # a whiteout: hide the one in the layers below
@@ -255,7 +255,7 @@ class LayerUnpacker:
         elif name.startswith(OTHER_MARKS):
             return  # metadata of AUFS, which is obsolete
         elif removed in ("", ".", ".."):
-            raise InvalidTar("it removes what has no name")
+            raise InvalidTar("a whiteout without a name")
         else:
             try:
                 os.mknod(path, stat.S_IFCHR, 0)

@@ -70,7 +70,7 @@ class Archive:
         if layer.blob.startswith(BLOBS):
             with self._parts.open(layer.blob) as part:
                 if _blob(_hash(part, tell)) != layer.blob:
-                    raise InvalidRequest("a layer of this image is not what its digest says")
+                    raise InvalidRequest("a layer of this image does not match its digest")
         with self._parts.open(layer.blob) as part:
             yield part
 
@@ -113,7 +113,7 @@ def open_archive(path: Path, name: Reference) -> Iterator[Archive]:
     if path.is_dir():
         parts = _InFolder(path)
         if not parts.has("oci-layout") or not parts.has("index.json"):
-            raise InvalidRequest(f"{path} is no OCI layout: it has no oci-layout and index.json")
+            raise InvalidRequest(f"{path} is not an OCI layout: no oci-layout and index.json")
         yield Archive(_of_layout(parts, name), parts)
         return
     try:
@@ -242,11 +242,11 @@ def _of_save(parts: _Parts, saved: list[dict[str, object]], name: Reference) -> 
     digest = digest_of(data)
     hex = os.path.basename(str(entry.get("Config"))).removesuffix(".json")
     if len(hex) == 64 and digest != f"sha256:{hex}":
-        raise InvalidRequest("the configuration of this image is not what its digest says")
+        raise InvalidRequest("the configuration of this image does not match its digest")
     config, diff_ids = parse_config(data)
     names = _texts(entry["Layers"])
     if len(names) != len(diff_ids):
-        raise InvalidRequest("the image has not as many layers as it says")
+        raise InvalidRequest("the image has another number of layers than its configuration lists")
     layers = []
     for diff_id, where in zip(diff_ids, names, strict=True):
         with parts.open(where) as part:
@@ -342,7 +342,7 @@ class _Whole:
 
 
 def _missing(name: str) -> InvalidRequest:
-    return InvalidRequest(f"this image is not whole: there is no {name[:100]!r} in it")
+    return InvalidRequest(f"incomplete image: there is no {name[:100]!r} in it")
 
 
 def _blob(digest: str) -> str:
@@ -359,7 +359,7 @@ def _read(parts: _Parts, name: str) -> bytes:
 def _checked(parts: _Parts, blob: Blob) -> bytes:
     data = _read(parts, _blob(blob.digest))
     if digest_of(data) != blob.digest:
-        raise InvalidRequest(f"what is called {blob.digest[:19]} in it is something else")
+        raise InvalidRequest(f"the content of {blob.digest[:19]} in it does not match that digest")
     return data
 
 

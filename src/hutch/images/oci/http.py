@@ -175,7 +175,9 @@ def check_url(url: str) -> None:
     """Raises InvalidRequest if the URL is invalid, or unencrypted and not of localhost."""
     parts = urlsplit(url)
     if parts.scheme == "http" and not is_local(parts.netloc):
-        raise InvalidRequest(f"{_host(url)} is to be asked without encryption: only localhost is")
+        raise InvalidRequest(
+            f"refusing {_host(url)} without encryption: only localhost may do without it"
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidRequest(f"invalid URL from registry: {url[:200]!r}")
 
@@ -184,7 +186,7 @@ def check_hop(here: str, there: str) -> None:
     """Raises InvalidRequest if `here` may not redirect to `there`."""
     check_url(there)
     if _is_here(there) and not is_local(urlsplit(here).netloc):
-        raise InvalidRequest(f"{_host(here)} sends us to this machine itself; that is refused")
+        raise InvalidRequest(f"{_host(here)} redirects to this machine itself, which is refused")
 
 
 # --- below -------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def _make_pool(proxy: str, sockets: _Sockets) -> httpcore.ConnectionPool:
             where, proxy_auth=who if any(who) else None, ssl_context=trust, network_backend=sockets
         )
     except ValueError:
-        raise InvalidRequest("HTTPS_PROXY names no proxy: http://HOST:PORT does") from None
+        raise InvalidRequest("invalid HTTPS_PROXY: write it like http://HOST:PORT") from None
 
 
 @contextmanager
@@ -265,9 +267,9 @@ def _failures(url: str) -> Iterator[None]:
     except (httpcore.NetworkError, httpcore.RemoteProtocolError) as exc:
         raise RetryLater(f"{host} hung up ({exc})") from exc
     except httpcore.ProxyError as exc:
-        raise BackendUnavailable(f"the proxy does not let us speak to {host} ({exc})") from exc
+        raise BackendUnavailable(f"the proxy refuses to connect to {host} ({exc})") from exc
     except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol, ValueError) as exc:
-        raise InvalidRequest(f"{host} cannot be asked for that ({exc})") from exc
+        raise InvalidRequest(f"invalid request to {host} ({exc})") from exc
 
 
 def _is_here(url: str) -> bool:
@@ -299,4 +301,4 @@ def _join(url: str, location: str) -> str:
     try:
         return urljoin(url, location)
     except ValueError:
-        raise InvalidRequest(f"{_host(url)} sends us to no address at all") from None
+        raise InvalidRequest(f"{_host(url)} redirects to an invalid URL") from None

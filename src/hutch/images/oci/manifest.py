@@ -134,7 +134,7 @@ def describe(digest: str, manifest: Manifest, config: bytes) -> ImageDescription
     """
     parsed, diff_ids = parse_config(config)
     if len(diff_ids) != len(manifest.layers):
-        raise InvalidRequest("the image has not as many layers as it says")
+        raise InvalidRequest("the image has another number of layers than its configuration lists")
     both = zip(diff_ids, manifest.layers, strict=True)
     layers = tuple(ImageLayer(diff_id, blob.digest, blob.size) for diff_id, blob in both)
     return ImageDescription(digest, layers, parsed)
@@ -186,7 +186,7 @@ def _layer(found: Any) -> Blob:
     blob = _blob(found)
     kind = _text(found.get("mediaType"))
     if "foreign" in kind or "nondistributable" in kind or found.get("urls"):
-        raise InvalidRequest("this image has layers that are kept elsewhere; it cannot be had")
+        raise InvalidRequest("this image has layers that are stored elsewhere: not supported")
     if kind not in _LAYERS:
         raise InvalidRequest(f"this image has layers of an unknown kind: {kind[:80]!r}")
     return blob
@@ -211,7 +211,7 @@ def _blob(found: Any) -> Blob:
     if not isinstance(digest, str) or not is_digest(digest):
         raise InvalidRequest(f"the image names a part by {str(digest)[:80]!r}: not a sha256 digest")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise InvalidRequest("the image does not say how large its parts are")
+        raise InvalidRequest("the image does not give the size of its parts")
     return Blob(digest, size)
 
 
@@ -243,7 +243,7 @@ def _text(found: object) -> str:
     if found is None:
         return ""
     if not isinstance(found, str) or "\0" in found or not _can_be_said(found):
-        raise InvalidRequest("the image says of itself what is no text")
+        raise InvalidRequest("the configuration of the image has invalid text")
     return found
 
 

@@ -47,8 +47,8 @@ class Room:
         self._since += count
         if self.taken > self._most:
             raise InvalidRequest(
-                f"this image unpacks to more than {self._most >> 20} MiB where that cannot be; "
-                "nothing of it was kept"
+                f"this image unpacks to more than {self._most >> 20} MiB, too much for its "
+                "packed size; nothing of it was kept"
             )
         if self._since >= LOOK:
             self._since = 0
@@ -97,12 +97,12 @@ def _unzip(packed: bytes, source: Readable) -> Iterator[bytes]:
                     return
                 empty += is_empty
                 if empty > MAX_EMPTY:
-                    raise InvalidRequest("this image has a broken layer: it is packed nothing")
+                    raise InvalidRequest("this image has a broken layer: empty gzip members")
                 unzip, is_empty = zlib.decompressobj(wbits=31), True
             elif not packed and not piece:
                 packed = source.read(PIECE)
                 if not packed:
-                    raise InvalidRequest("this image has a broken layer: its end is missing")
+                    raise InvalidRequest("this image has a broken layer: it is truncated")
     except zlib.error:
         raise InvalidRequest("this image has a broken layer: what is in it is not gzip") from None
 

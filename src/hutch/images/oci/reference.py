@@ -68,7 +68,7 @@ def parse(text: str) -> Reference:
         host = DEFAULT_HOST
     rest, colon, tag = rest.partition(":")
     if not _HOST.fullmatch(host):
-        raise _wrong(text, "what is before the first / is no host")
+        raise _wrong(text, "the part before the first / is not a host")
     if not _PATH.fullmatch(rest):
         raise _wrong(text, "a-z, 0-9 and, between them, ._-/ can be in it, as in node:22-slim")
     if colon and not _TAG.fullmatch(tag):

@@ -212,13 +212,13 @@ class Registry:
         if status == 200 or (status == 206 and start):
             return answer
         if status in (401, 403):
-            hint = credentials_of(host).hint or f"is it yours? docker login {host} says who you are"
-            raise Unauthorized(f"{host} does not give us {name}, if it has it; {hint}")
+            hint = credentials_of(host).hint or f"if it is private: docker login {host}"
+            raise Unauthorized(f"{host} has no image {name}, or does not let us have it; {hint}")
         if status == 404:
             raise NotFound(f"{host} has no image {name}")
         if status == 429 or status >= 500:
             raise RetryLater(f"{host} answers {status}", _seconds(answer.header("retry-after")))
-        raise BackendUnavailable(f"{host} answers {status}, which is no answer to that")
+        raise BackendUnavailable(f"unexpected answer from {host}: status {status}")
 
     def _get_permit(self, challenge: str) -> str:
         basic = credentials_of(self._reference.host).basic
@@ -261,7 +261,7 @@ def _token(data: bytes) -> str:
     except (ValueError, RecursionError, AttributeError):
         token = None
     if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-        raise BackendUnavailable("the registry gives out tokens that are none")
+        raise BackendUnavailable("invalid token from the registry")
     return token
 
 
@@ -272,7 +272,9 @@ def _checked(data: bytes, digest: str) -> bytes:
 
 
 def _wrong(digest: str) -> InvalidRequest:
-    return InvalidRequest(f"what came for {digest[:19]} is something else; nothing was kept")
+    return InvalidRequest(
+        f"what came for {digest[:19]} does not match that digest; nothing was kept"
+    )
 
 
 def _seconds(text: str) -> float:
