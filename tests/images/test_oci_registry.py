@@ -345,12 +345,15 @@ def test_a_layer_that_breaks_off_goes_on_where_it_ended(large: Told, data: Path)
     assert not list(data.glob("images/layers/*.partial"))
 
 
-def test_a_download_that_comes_on_is_not_given_up(data: Path) -> None:
-    with told(make_image({"a": os.urandom(6 << 20)})) as server:  # six pieces, and three tries
+def test_a_download_that_comes_on_is_not_given_up_and_never_seems_to_go_back(data: Path) -> None:
+    with told(make_image({"a": os.urandom(3 << 20)})) as server:  # eight pieces, and three tries
         digest = layer_of(server)
-        server.acts[digest] = cut_after(http.ENOUGH + (100 << 10))
-        pull(f"{server.host}/x")
-        assert len(server.paths(digest)) > http.TRIES
+        server.acts[digest] = cut_after(http.ENOUGH * 2 // 5)
+        steps: list[LayerProgress] = []
+        pull(f"{server.host}/x", steps.append)
+        assert len(server.paths(digest)) == 8
+    counts = [step.done for step in steps if step.stage == "downloading"]
+    assert counts == sorted(counts) and len(counts) > 8
 
 
 def test_a_server_that_begins_again_each_time_is_given_up(data: Path) -> None:
@@ -366,7 +369,7 @@ def test_a_server_that_begins_again_each_time_is_given_up(data: Path) -> None:
             BackendUnavailable, match="try again later: what was downloaded is kept"
         ):
             pull(f"{server.host}/x")
-        assert len(server.paths(digest)) == http.TRIES
+        assert len(server.paths(digest)) == 1 + http.TRIES
 
 
 def test_a_real_registry_sends_the_rest_of_a_layer(registry: Registry, data: Path) -> None:
@@ -453,21 +456,23 @@ def test_a_registry_that_stays_busy_is_given_up(server: Told, data: Path) -> Non
     assert len(server.asked) == 3
 
 
-def test_a_slow_body_is_given_up(server: Told, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.3)
-    monkeypatch.setattr(http, "TRIES", 1)
+@pytest.mark.parametrize("slow", ["manifests", "blobs"])
+@pytest.mark.parametrize("has_head", [True, False], ids=["body", "head"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(
+    server: Told, slow: str, has_head: bool, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "PATIENCE", 0.3)
     over = threading.Event()
 
     def drip(asked: Asked) -> None:
-        asked.send_response(200)
-        asked.send_header("Content-Length", "1000")
-        asked.end_headers()
+        head = b"HTTP/1.1 200 OK\r\n" + (b"Content-Length: 1000\r\n\r\n" if has_head else b"X: ")
+        asked.wfile.write(head)
         while not over.wait(0.05):
             asked.wfile.write(b"x")
 
-    server.acts[layer_of(server)] = drip
+    server.acts["manifests" if slow == "manifests" else layer_of(server)] = drip
     try:
-        refused(server, BackendUnavailable, "sends too slowly", data)
+        refused(server, BackendUnavailable, "sends too slowly; try again later", data)
     finally:
         over.set()
 

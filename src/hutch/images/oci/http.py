@@ -30,10 +30,10 @@ from .reference import is_local
 T = TypeVar("T")
 CHECK = 0.1  # seconds between two checks of whether all is over, while a connection is made
 WAIT = 30  # seconds for the next bytes
-PATIENCE = 60  # seconds for a small document
-SLOWEST = 16 * 1024  # bytes per second of a large download
+PATIENCE = 60  # seconds that we wait for an answer in all, beside those that its bytes earn
+SLOWEST = 16 * 1024  # bytes that earn a second
 TRIES = 3
-ENOUGH = 1 << 20  # bytes; a download that came this far on has all its tries again
+ENOUGH = 1 << 20  # bytes; an attempt that came this far on does not count as one of the tries
 PAUSE = 0.5  # seconds before the second try; then twice as long
 MAX_PAUSE = 10
 MAX_HOPS = 5
@@ -41,6 +41,10 @@ PIECE = 256 * 1024
 
 _TIMES = {"connect": 10, "read": WAIT, "write": WAIT, "pool": WAIT}
 _REDIRECTS = (301, 302, 303, 307, 308)
+
+
+class _TooSlow(httpcore.ReadTimeout):
+    pass
 
 
 class RetryLater(Exception):
@@ -65,20 +69,16 @@ class Response:
         found = [v for k, v in self._response.headers if k.lower() == name.lower().encode()]
         return found[0].decode("latin-1") if found else ""
 
-    def pieces(self, seconds: float) -> Iterator[bytes]:
-        """The body, in pieces. Raises RetryLater if it breaks off, or takes more than `seconds`."""
-        deadline = time.monotonic() + seconds
+    def pieces(self) -> Iterator[bytes]:
+        """The body, in pieces. Raises RetryLater if it breaks off, or comes too slowly."""
         with _failures(self.url):
             body: Iterable[bytes] = self._response.iter_stream()
-            for piece in body:
-                yield piece
-                if time.monotonic() > deadline:
-                    raise RetryLater(f"{_host(self.url)} sends too slowly")
+            yield from body
 
     def body(self, most: int) -> bytes:
         """The whole body. Raises InvalidRequest if it exceeds `most` bytes, and RetryLater."""
         data = b""
-        for piece in self.pieces(PATIENCE):
+        for piece in self.pieces():
             data += piece
             if len(data) > most:
                 raise InvalidRequest(f"{_host(self.url)} answers with more than {most >> 10} KiB")
@@ -124,8 +124,8 @@ class HttpClient:
     def patiently(self, act: Callable[[], T]) -> T:
         """Call `act`, and again after a RetryLater.
 
-        Raises BackendUnavailable after TRIES attempts without progress, WorkStopped after `stop`,
-        and what `act` raises.
+        Raises BackendUnavailable after TRIES attempts that together brought less than ENOUGH,
+        WorkStopped after `stop`, and what `act` raises.
         """
         tried, pause, furthest = 0, PAUSE, 0
         while True:
@@ -134,9 +134,9 @@ class HttpClient:
             except RetryLater as exc:
                 if self._stopped.is_set():
                     raise WorkStopped from None
+                tried += 1
                 if exc.reached >= furthest + ENOUGH:
                     tried, pause, furthest = 0, PAUSE, exc.reached
-                tried += 1
                 if tried == TRIES:
                     kept = ": what was downloaded is kept" if exc.reached else ""
                     raise BackendUnavailable(f"{exc}; try again later{kept}") from exc
@@ -224,7 +224,7 @@ class _Sockets(httpcore.SyncBackend):
                 stream.close()
                 raise httpcore.ConnectError("stopped")
             self._open.append(stream.get_extra_info("socket").dup())
-        return stream
+        return _Stream(stream)
 
     def end(self) -> None:
         with self._mutex:
@@ -237,6 +237,44 @@ class _Sockets(httpcore.SyncBackend):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         self._open.clear()
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection whose peer may pause, but not for PATIENCE seconds more than its bytes earn.
+
+    A time-out for each read alone would never end an answer that comes byte by byte.
+    """
+
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+        self._left = float(PATIENCE)
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        begun = time.monotonic()
+        data = self._stream.read(max_bytes, timeout)
+        waited = time.monotonic() - begun
+        self._left = min(PATIENCE, self._left - waited + len(data) / SLOWEST)
+        if self._left < 0:
+            raise _TooSlow
+        return data
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._left = PATIENCE  # the next request
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, timeout))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
 def _make_pool(proxy: str, sockets: _Sockets) -> httpcore.ConnectionPool:
@@ -262,6 +300,8 @@ def _failures(url: str) -> Iterator[None]:
         yield
     except httpcore.ConnectError as exc:
         raise RetryLater(f"{host} cannot be reached ({exc})") from exc
+    except _TooSlow as exc:
+        raise RetryLater(f"{host} sends too slowly") from exc
     except httpcore.TimeoutException as exc:
         raise RetryLater(f"{host} does not answer") from exc
     except (httpcore.NetworkError, httpcore.RemoteProtocolError) as exc:

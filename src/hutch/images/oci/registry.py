@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 from hutch.docker_logins import entries_of, leaves_to_helper
 from hutch.errors import BackendUnavailable, InvalidRequest, NoSpace, NotFound, Unauthorized
 
-from .http import PATIENCE, SLOWEST, HttpClient, Response, RetryLater, check_hop, origin
+from .http import HttpClient, Response, RetryLater, check_hop, origin
 from .layers import partial_of
 from .manifest import (
     INDEXES,
@@ -90,15 +90,16 @@ class Registry:
         path = partial_of(layer)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "r+b") as file:
-
-            def download() -> None:
-                try:
-                    self._download(layer, file, folder, tell)
-                except RetryLater as exc:
-                    exc.reached = file.seek(0, os.SEEK_END)
-                    raise
-
             try:
+                part = _Part(file, tell)
+
+                def download() -> None:
+                    try:
+                        self._download(layer, part, folder, tell)
+                    except RetryLater as exc:
+                        exc.reached = part.size
+                        raise
+
                 self._web.patiently(download)
                 file.seek(0)
                 yield file
@@ -141,36 +142,32 @@ class Registry:
         return self._web.patiently(read)
 
     def _download(
-        self, layer: ImageLayer, file: BinaryIO, folder: Path, tell: Callable[[int], None]
+        self, layer: ImageLayer, part: _Part, folder: Path, tell: Callable[[int], None]
     ) -> None:
-        hashed, done = _hash_of(file, tell)
-        before, room = done, Room(folder, layer.size)
-        if done < layer.size:
-            with self._ask(f"blobs/{layer.blob}", "*/*", start=done) as answer:
+        begun, room = part.size, Room(folder, layer.size)
+        if part.size < layer.size:
+            with self._ask(f"blobs/{layer.blob}", "*/*", start=part.size) as answer:
                 if answer.status == 200:  # the whole blob: the range was ignored, or not sent
-                    file.seek(0)
-                    file.truncate()
-                    hashed, before, done = hashlib.sha256(), 0, 0
-                elif not answer.header("content-range").startswith(f"bytes {done}-"):
-                    file.truncate(0)
+                    part.clear()
+                    begun = 0
+                elif not answer.header("content-range").startswith(f"bytes {part.size}-"):
+                    part.clear()
                     raise RetryLater(
                         f"{self._reference.host} sent a different range than was requested"
                     )
-                for piece in answer.pieces(PATIENCE + layer.size / SLOWEST):
-                    done += len(piece)
-                    if done > layer.size:
+                for piece in answer.pieces():
+                    if part.size + len(piece) > layer.size:
                         raise InvalidRequest(
                             f"{self._reference.host} sent more bytes than it announced"
                         )
                     room.take(len(piece))
-                    hashed.update(piece)
-                    file.write(piece)
-                    tell(done)
-        if done < layer.size:
+                    part.add(piece)
+                    tell(part.size)
+        if part.size < layer.size:
             raise RetryLater(f"{self._reference.host} broke off in the middle")
-        if done > layer.size or f"sha256:{hashed.hexdigest()}" != layer.blob:
-            file.truncate(0)
-            if before:
+        if part.size > layer.size or part.digest != layer.blob:
+            part.clear()
+            if begun:
                 # The part from an earlier download may be the wrong one: start over.
                 raise RetryLater("the partial download does not match the layer")
             raise _wrong(layer.blob)
@@ -243,15 +240,29 @@ class Registry:
             return f"Bearer {_token(self._good(a).body(MAX_TOKEN))}"
 
 
-def _hash_of(file: BinaryIO, tell: Callable[[int], None]) -> tuple[hashlib._Hash, int]:
-    """Hash the content of a file. Returns the hash, to be continued, and the size."""
-    hashed, done = hashlib.sha256(), 0
-    file.seek(0)
-    while piece := file.read(PIECE):
-        hashed.update(piece)
-        done += len(piece)
-        tell(done)
-    return hashed, done
+class _Part:
+    """The file of a partial download, hashed as it grows."""
+
+    def __init__(self, file: BinaryIO, tell: Callable[[int], None]) -> None:
+        self._file, self._hashed, self.size = file, hashlib.sha256(), 0
+        while piece := file.read(PIECE):
+            self._hashed.update(piece)
+            self.size += len(piece)
+            tell(self.size)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hashed.hexdigest()}"
+
+    def add(self, piece: bytes) -> None:
+        self._file.write(piece)
+        self._hashed.update(piece)
+        self.size += len(piece)
+
+    def clear(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._hashed, self.size = hashlib.sha256(), 0
 
 
 def _token(data: bytes) -> str:
