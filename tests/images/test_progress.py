@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -103,10 +105,18 @@ def test_without_a_terminal_a_pull_tells_of_each_layer_and_of_the_whole(
     ]
 
 
-def drawn_by(program: str) -> str:
-    """What a program draws on a terminal of 80 columns."""
+def test_a_pull_of_layers_that_are_here_counts_them(capfd: pytest.CaptureFixture[str]) -> None:
+    with LayersDisplay("x") as display:
+        display(LayerProgress("", "layers", 1, 2))
+    assert capfd.readouterr().err == "hutch: x: 1 of 2 layers\n"
+
+
+def drawn_by(program: str, columns: int = 80, term: str = "xterm") -> str:
+    """What a program draws on a terminal."""
     ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", program], stderr=theirs, check=True, timeout=60)
+    termios.tcsetwinsize(theirs, (24, columns))
+    argv, env = [sys.executable, "-c", program], os.environ | {"TERM": term}
+    subprocess.run(argv, env=env, stderr=theirs, check=True, timeout=60)
     os.close(theirs)
     drawn = os.read(ours, 65536).decode()
     os.close(ours)
@@ -140,3 +150,17 @@ def test_a_terminal_has_bars_and_nothing_is_left_of_them() -> None:
     assert f"hutch: x: {half} 1.0 of 2.0 MiB" in drawn
     assert f"  {'a' * 12} downloading {half} 1.0 of 2.0 MiB" in drawn
     assert drawn.endswith("\x1b[J")
+
+
+def test_what_moves_is_seen_in_20_columns_and_no_line_is_wrapped() -> None:
+    drawn = drawn_by(DRAW, columns=20)
+    assert "compiling [#####---" in drawn and "hutch: x: [########" in drawn
+    shown = re.sub(r"\x1b\[\d*[A-Z]", "", drawn)
+    assert max(len(line.strip("\r")) for line in re.split(r"[\r\n]+", shown)) < 20
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines_that_stay() -> None:
+    assert drawn_by(DRAW, term="dumb").splitlines() == [
+        "hutch: mine: compiling 1 of 2, scipy",
+        f"hutch: x: {'a' * 12} downloading 2.0 MiB",
+    ]

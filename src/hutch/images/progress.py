@@ -41,11 +41,17 @@ class ProgressLines:
 
     def __init__(self, *, is_patient: bool = False) -> None:
         """`is_patient`: without a terminal, print nothing in the first EVERY seconds."""
-        self.is_terminal = os.isatty(2)
+        # One that is called dumb cannot go back to the start of a line that it shows.
+        self.is_terminal = os.isatty(2) and os.environ.get("TERM") != "dumb"
         self._is_patient = is_patient
         self._lines = 0  # on the screen now
         self._last = ""
         self._drawn = time.monotonic() if is_patient else 0.0
+
+    def head(self, name: str) -> str:
+        """What a line starts with: not so much that what moves has no place on a terminal."""
+        head = f"hutch: {name}: "
+        return "" if self.is_terminal and len(head) > columns() // 2 else head
 
     def show(self, lines: list[str], *, is_news: bool) -> None:
         """Draw the lines. Without news, not if lines were drawn a moment ago."""
@@ -96,7 +102,7 @@ class Display:
     def __call__(self, progress: Progress) -> None:
         is_news, self._stage = progress.stage != self._stage, progress.stage
         bar_width = (BAR if columns() >= WIDE else BAR // 2) if self._screen.is_terminal else 0
-        line = f"hutch: {self._name}: {describe(progress, bar_width=bar_width)}"
+        line = f"{self._screen.head(self._name)}{describe(progress, bar_width=bar_width)}"
         self._screen.show([line], is_news=is_news)
 
 

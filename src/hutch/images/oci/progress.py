@@ -64,18 +64,18 @@ class LayersDisplay:
 
     def _lines(self) -> list[str]:
         return [
-            f"hutch: {self._name}: {self._total()}",
+            f"{self._screen.head(self._name)}{self._total()}",
             *(f"  {_short(step)} {_described(step)}" for step in self._at_work.values()),
         ]
 
     def _total(self) -> str:
         whole = self._whole
+        layers = f"{whole.done} of {whole.total} layers" if whole.stage == "layers" else ""
         if not self._bytes:
-            return f"{whole.stage} {amount(whole.done)}" if whole.done else whole.stage
+            return layers or (f"{whole.stage} {amount(whole.done)}" if whole.done else whole.stage)
         done, total = (sum(column) for column in zip(*self._bytes.values(), strict=True))
         drawn = f"{bar(done, total)} " if self._screen.is_terminal else ""
-        layers = f", {whole.done} of {whole.total} layers" if whole.stage == "layers" else ""
-        return f"{drawn}{amount(done, total)}{layers}"
+        return f"{drawn}{amount(done, total)}{layers and ', '}{layers}"
 
 
 def _short(step: LayerProgress) -> str:
