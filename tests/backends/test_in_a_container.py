@@ -48,6 +48,7 @@ CASES = {
         f"--cap-drop ALL {BOTH}",
         "--cap-add CHOWN --cap-add SETGID --cap-add SETUID --cap-add SETFCAP",
     ),
+    "root, read-only": Case("--read-only", f"{BOTH} --tmpfs /tmp --tmpfs /run"),
     "root, read-only, both": Case(f"--read-only --tmpfs /tmp {BOTH}", "--tmpfs /run"),
     "root, read-only, all": Case(f"--read-only --tmpfs /tmp --tmpfs /run {BOTH}"),
 }

@@ -232,9 +232,10 @@ class NamespacesBackend(Backend):
         try:
             os.mkdir(path, 0o700)
         except OSError as exc:
+            await self._ask("list")  # a launcher that cannot start names all options it lacks
             raise BackendUnavailable(
                 f"cannot make a folder in {parent} ({exc.strerror}): set TMPDIR to one that can be "
-                "written to; in a container, add --tmpfs /tmp to `docker run`"
+                f"written to; in a container, add --tmpfs /tmp to `{rights.container_program()}`"
             ) from exc
         try:
             await self._ask("folder", path=path)
