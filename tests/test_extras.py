@@ -58,12 +58,21 @@ def test_without_an_installation_it_names_the_source(monkeypatch: pytest.MonkeyP
     assert install_command("mcp") == f"pip install '{ROOT}[mcp]'"
 
 
-def test_no_page_installs_from_an_index_what_is_not_published() -> None:
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+def test_nothing_tells_people_to_install_what_is_not_published() -> None:
+    """Neither a page, nor a message, nor the code that the dashboard writes for people."""
+    texts = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*"),
+        *(ROOT / "src/hutch").rglob("*.py"),
+        *(ROOT / "packages").glob("*/src/**/*.ts*"),
+        *(ROOT / "packages").glob("*/README.md"),
+    ]
     wrong = [
-        f"{page.relative_to(ROOT)}: {line}"
-        for page in pages
-        for line in page.read_text().splitlines()
-        if re.search(r"pip install (-U )?'?hutch\b", line)
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in texts
+        if path.is_file()
+        for line in path.read_text().splitlines()
+        if re.search(r"(pip|npm) (install|i|add) (-\w+ )?['\"]?hutch\b", line)
     ]
     assert wrong == []

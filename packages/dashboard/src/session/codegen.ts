@@ -116,7 +116,7 @@ function python(actions: readonly Action[], url: string): string {
   const body = actions.flatMap((action) => pythonLines(action));
   const needsHttp = actions.some((action) => action.do === 'fetch');
   const head = [
-    '# pip install hutch',
+    '# in a clone of Hutch: pip install .',
     `# export HUTCH_URL=${shellWord(url)}`,
     '# export HUTCH_API_KEY=…   (your key)',
     ...(needsHttp ? ['import os', 'from urllib.request import Request, urlopen', ''] : []),
@@ -192,7 +192,7 @@ function typescript(actions: readonly Action[], url: string): string {
     return typescriptLines(action, count === 1 ? '' : String(count));
   });
   const head = [
-    '// npm install hutch',
+    '// npm install CLONE/packages/sdk, once it is built there: npm ci --ignore-scripts && npm run build',
     `// export HUTCH_URL=${shellWord(url)}`,
     '// export HUTCH_API_KEY=…   (your key)',
     "import { Sandbox } from 'hutch';",
