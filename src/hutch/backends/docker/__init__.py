@@ -15,15 +15,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hutch.backends.base import Backend, Box, Spec, named
+from hutch.backends.contained import BUNDLE, GuestConnector, Relays, RuntimeBundle, make_bundle
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, StartFailed
 from hutch.types import Report
 
-from . import bundled, doctor, owner_scope
+from . import doctor, owner_scope
 from .box import ContainerRecord, DockerBox
-from .bundled import RuntimeBundle
 from .config import find
-from .connect import GuestConnector, Relays, Rendezvous
-from .container import BUNDLE, ContainerImage
+from .connect import ContainerRelays, Rendezvous
+from .container import ContainerImage
 from .engine import DockerEngine
 from .launch import ReachedEngine, Started, launch
 
@@ -133,7 +133,7 @@ class DockerBackend(Backend):
     ) -> GuestConnector:
         if kind != "meeting":
             argv = here.bundle.command("hutch.guest.relay", at=BUNDLE)
-            return Relays(here.engine, record.container, id, argv)
+            return Relays(ContainerRelays(here.engine, record.container, id, argv), id)
         try:
             rendezvous = Rendezvous(folder, id)
         except OSError as exc:
@@ -258,7 +258,7 @@ class DockerBackend(Backend):
     async def _find(self) -> ReachedEngine:
         engine = self._engine()
         try:
-            bundle, _ = await asyncio.gather(bundled.make(self._bundle), engine.facts())
+            bundle, _ = await asyncio.gather(make_bundle(self._bundle), engine.facts())
             if self._lasting is None:
                 return ReachedEngine(engine, owner_scope.of_process(), bundle)
             here = ReachedEngine(

@@ -7,17 +7,16 @@ import contextlib
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hutch.backends.base import Box, ByteStream
+from hutch.backends.base import ByteStream
+from hutch.backends.contained import ContainedBox, GuestConnector, failed
 from hutch.backends.linux.cgroup import count_kills, parse
 from hutch.errors import BoxLost, HutchError, NotFound
 from hutch.types import Grade, Stats
 
-from .connect import GuestConnector, HandedOver
 from .engine import DockerEngine
 from .owner_scope import DEGRADED, DIGEST
 
@@ -51,7 +50,7 @@ class ContainerRecord:
         )
 
 
-class DockerBox(Box):
+class DockerBox(ContainedBox):
     def __init__(
         self,
         id: str,
@@ -63,65 +62,27 @@ class DockerBox(Box):
         gone: Callable[[], None],
         first: ByteStream | None = None,
     ) -> None:
-        """`lasts`: it may outlive us. `gone` is called after it was killed.
-
-        `first`: a connection to its guest that is already open.
-        """
-        self.id, self._connector = id, connector
-        self.isolation, self.degraded = record.isolation, record.degraded
+        super().__init__(
+            id, connector, isolation=record.isolation, lasts=lasts, gone=gone, first=first
+        )
+        self.degraded = record.degraded
         self.digest, self.runtime = record.digest, record.runtime
-        self._record, self._engine, self._gone = record, engine, gone
-        self._lasts, self._until = lasts, float("inf")
-        self._first = first
+        self._record, self._engine = record, engine
         self._kills = open_kills(record.guest) if record.guest else -1
         self._guest = open_guest(record.guest) if record.guest else -1
-        self._dying: asyncio.Task[None] | None = None
-        self._is_cut_off = self._is_forgotten = False
 
     @property
     def container(self) -> str:
         """The engine's id of its container."""
         return self._record.container
 
-    async def connect(self) -> ByteStream:
-        self._check()
-        first, self._first = self._first, None
-        return first or await self._connector.connect()
-
-    async def outlive(self, seconds: float) -> None:
-        self._check()
-        if self._lasts:
-            await self._connector.outlive(seconds)
-            self._until = now() + seconds
-
-    @property
-    def may_stay(self) -> bool:
-        """Whether it may live on without us.
-
-        True for an adopted box, whose guest still knows the deadline that its last host set.
-        """
-        return self._until > now()
-
-    def expect_end(self) -> None:
-        """From now on, it ends with us unless `outlive` is called."""
-        self._until = 0.0
-
-    async def kill(self) -> None:
-        # All callers share one attempt, which continues if one of them is cancelled. If it
-        # failed, the next call tries again.
-        if self._dying is None or (self._dying.done() and _failed(self._dying)):
-            self._dying = asyncio.create_task(self._kill())
-        await asyncio.shield(self._dying)
-
-    async def _kill(self) -> None:
-        if self._is_forgotten:
-            return  # the backend was closed, which killed it, or another host has it now
+    async def _remove(self) -> None:
         removing = asyncio.ensure_future(self._engine.remove(self._record.container))
         try:
             # Wait only briefly if we can end the guest ourselves: the engine may be stopped.
             patience = ENGINE_PATIENCE if self._guest >= 0 else None
             await asyncio.wait([removing], timeout=patience)
-            if not removing.done() or _failed(removing):
+            if not removing.done() or failed(removing):
                 if await self._end_guest():
                     # The engine removes the container when it recovers: now, or later without us.
                     await asyncio.wait([removing], timeout=ENGINE_PATIENCE)
@@ -131,8 +92,6 @@ class DockerBox(Box):
             self._cut_off()
             removing.cancel()
             await asyncio.gather(removing, return_exceptions=True)
-        self.forget()
-        self._gone()
 
     async def _end_guest(self) -> bool:
         with contextlib.suppress(HutchError, TimeoutError):
@@ -155,42 +114,16 @@ class DockerBox(Box):
         return stats_of(answer, kills)
 
     def forget(self) -> None:
-        """Release everything that we hold of it, without ending it."""
-        self._is_forgotten = True
-        self._cut_off()
+        super().forget()
         if self._guest >= 0:
             os.close(self._guest)
             self._guest = -1
 
     def _cut_off(self) -> None:
-        """Close our connections to it. It may still have to be killed."""
-        if self._is_cut_off:
-            return
-        self._is_cut_off = True
         if self._kills >= 0:
             os.close(self._kills)
             self._kills = -1
-        if self._first:
-            self._first.close()
-        self._connector.close()
-
-    def hand_over(self) -> GuestConnector:
-        """Give the connection to another object, which stands for the box from now on."""
-        connector, self._connector = self._connector, HandedOver()
-        if self._first:
-            self._first.close()
-            self._first = None
-        self.forget()
-        return connector
-
-    def _check(self) -> None:
-        if self._is_cut_off or self._dying:
-            raise BoxLost(f"box {self.id} is gone")
-
-
-def now() -> float:
-    """Seconds since boot, including those of a suspended machine: the clock of the guest."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+        super()._cut_off()
 
 
 def stats_of(answer: Mapping[str, Any], kills: int | None) -> Stats:
@@ -223,10 +156,6 @@ def open_guest(guest: int) -> int:
         return os.pidfd_open(guest)
     except OSError:
         return -1
-
-
-def _failed(task: asyncio.Task[None]) -> bool:
-    return task.cancelled() or task.exception() is not None
 
 
 async def _ended(guest: int) -> bool:

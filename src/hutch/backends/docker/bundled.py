@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import os
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Protocol
 
-from hutch.errors import BackendUnavailable, Conflict, NotFound
+from hutch.backends.contained import BUNDLE, RuntimeBundle
+from hutch.errors import Conflict, NotFound
 
 from . import owner_scope
-from .container import BUNDLE
 from .engine import HELPER, DockerEngine, moment
 
 WHOLE = ".whole"
@@ -28,15 +26,6 @@ STALE = 900  # seconds after which a process that fills a volume must have died
 OLD = 86_400  # seconds
 LOOK_AGAIN = 0.2
 PIECE = 1 << 20
-
-
-class RuntimeBundle(Protocol):
-    """See images/bundle.py."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def command(self, module: str, *args: str, at: str = ...) -> list[str]: ...
 
 
 async def volume_of(engine: DockerEngine, bundle: RuntimeBundle, image: str) -> str:
@@ -124,14 +113,3 @@ def _anybodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
-
-
-async def make(maker: Callable[[], RuntimeBundle]) -> RuntimeBundle:
-    """Make the bundle in a thread, as the first time takes a second.
-
-    Raises BackendUnavailable if it is not there afterwards.
-    """
-    bundle = await asyncio.to_thread(maker)
-    if not os.path.isdir(bundle.path):
-        raise BackendUnavailable(f"the bundle is not at {bundle.path}")
-    return bundle

@@ -10,32 +10,37 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from hutch.backends.base import Spec
+from hutch.backends.contained import (
+    BUNDLE,
+    GUEST_MEMORY,
+    GVISOR_MEMORY,
+    HOME,
+    MAX_ORDERS,
+    PRIVATE,
+    ROOMS,
+    program_limits,
+    room_sizes,
+    run_size,
+)
 from hutch.backends.linux.folders import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
 from hutch.errors import InvalidRequest
-from hutch.types import Limits, MiB
+from hutch.types import Limits
 
 from .engine import Facts
-from .users import HOME, RESERVED, BoxUser, FoundMount
+from .users import RESERVED, BoxUser, FoundMount
 
-BUNDLE = "/.hutch"
 MEETING = RESERVED
 SOCKET = "sock"
-PRIVATE = "/run/hutch"
-ROOMS = {"/workspace": 0o755, HOME: 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777}
 
 GUEST_PIDS = 64  # for the guest, its helpers and relays
-GUEST_MEMORY = 32 * MiB
 # gVisor's kernel runs in the container's control groups, with many threads for each process.
 GVISOR_PIDS, GVISOR_THREADS = 1024, 32
-GVISOR_MEMORY = 128 * MiB
 GUEST_FILES = 16_384
-RUN_SIZE = 16 * MiB
-MAX_ORDERS = 100_000  # bytes; the kernel accepts 131,072 in one argument
 MAX_VOLUMES = 16
 # An image can have no volume here or below: these paths are ours or the kernel's.
 NO_VOLUMES = (BUNDLE, MEETING, PRIVATE, "/etc/passwd", "/etc/group", "/proc", "/sys", "/dev")
@@ -131,11 +136,6 @@ def _orders(
     rooms: dict[str, int],
 ) -> dict[str, object]:
     """See guest/contained.py."""
-    limits = spec.limits
-    # A file may be as large as the disk, or as the swap file of the Python kernels.
-    bounds = {"NOFILE": limits.open_files, "FSIZE": max(limits.disk_size + MiB, 4 * limits.memory)}
-    if who.is_own:  # otherwise it would also count other processes with this uid
-        bounds["NPROC"] = limits.pids
     pairs = (entry.partition("=") for entry in image.env)
     gains = "new-privileges" in spec.relax
     return {
@@ -144,7 +144,7 @@ def _orders(
         "env": {**{name: value for name, _, value in pairs if name}, "HOME": HOME},
         "rooms": list(rooms),
         "private": PRIVATE,
-        "limits": bounds,
+        "limits": program_limits(spec.limits, is_own=who.is_own),
         "meeting": f"{MEETING}/{SOCKET}" if around.connector == "meeting" else None,
         "filter": not gains and "seccomp" not in spec.relax,
         "gain": gains,
@@ -222,30 +222,13 @@ def _tmpfs(
     volumes = {path: 0o755 for path in image.volumes if path not in taken | {"/run"}}
     wanted = {**volumes, **rooms}
     found = {}
-    for path, size in _sizes(limits, wanted).items():
+    for path, size in room_sizes(limits, wanted).items():
         inodes = max(16_384, size // 4096)
         mode = wanted[path]
         found[path] = f"{common},exec,size={size},nr_inodes={inodes},mode={mode:o}"
     if "/run" not in taken:
-        found["/run"] = f"{common},size={_run_size(limits)},nr_inodes=4096,mode=755"
+        found["/run"] = f"{common},size={run_size(limits)},nr_inodes=4096,mode=755"
     return found
-
-
-def _sizes(limits: Limits, rooms: Iterable[str]) -> dict[str, int]:
-    """The size of each folder. If all are full, programs should have some memory left.
-
-    Writing to a full one then fails for lack of space, and the OOM killer is not involved.
-    """
-    sizes = {path: limits.disk_size for path in rooms}
-    others = [path for path in sizes if path != "/workspace"]
-    left = limits.memory - limits.shared_memory - _run_size(limits) - sizes.get("/workspace", 0)
-    for path in others:
-        sizes[path] = min(limits.disk_size, max(MiB, left * 3 // 4 // len(others)))
-    return sizes
-
-
-def _run_size(limits: Limits) -> int:
-    return min(RUN_SIZE, limits.memory // 16)
 
 
 def check_volumes(image: ContainerImage) -> None:

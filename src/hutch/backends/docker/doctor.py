@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hutch.backends.base import Spec
+from hutch.backends.contained import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY, RuntimeBundle
 from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
 
 from . import bundled, owner_scope
-from .bundled import RuntimeBundle
 from .config import START_ONE
-from .container import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY
 from .engine import DockerEngine, Facts
 from .images import PREFIX, build_command
 from .launch import ReachedEngine

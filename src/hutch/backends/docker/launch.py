@@ -11,6 +11,7 @@ from typing import Any
 
 import hutch
 from hutch.backends.base import ByteStream, Spec
+from hutch.backends.contained import BUNDLE, GuestConnector, Relays, RuntimeBundle
 from hutch.errors import (
     BoxLost,
     Conflict,
@@ -22,9 +23,8 @@ from hutch.errors import (
 
 from . import bundled, container, owner_scope, users
 from .box import ContainerRecord
-from .bundled import RuntimeBundle
-from .connect import GuestConnector, Relays, Rendezvous
-from .container import BUNDLE, ContainerImage, Surroundings
+from .connect import ContainerRelays, Rendezvous
+from .container import ContainerImage, Surroundings
 from .engine import HELPER, DockerEngine, Facts, close_stream
 from .images import Resolver
 from .owner_scope import OwnerScope
@@ -145,7 +145,8 @@ async def _run(
             if here.data or not os.geteuid():
                 users.check_mounted(around.mounts, record.guest)
             return Started(record, connector, folder, None)
-        connector = Relays(engine, id, box, here.bundle.command("hutch.guest.relay", at=BUNDLE))
+        argv = here.bundle.command("hutch.guest.relay", at=BUNDLE)
+        connector = Relays(ContainerRelays(engine, id, box, argv), box)
         return Started(record, connector, folder, await connector.connect())
     except BaseException as exc:
         if connector:

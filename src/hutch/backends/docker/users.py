@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hutch.backends import linux
+from hutch.backends.contained import HOME, OWN
 from hutch.backends.linux.folders import check_mounts, open_source, path_of
 from hutch.errors import InvalidRequest
 from hutch.guest.relay import RELAY
@@ -24,9 +25,7 @@ MAX_LINES = 2000
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?")
 PATH = re.compile(r"/[A-Za-z0-9_./+-]{0,254}|")
 
-HOME = "/home/user"
 KNOWN = {"root": 0, "nobody": 65534, "nogroup": 65534}  # if the image does not define them
-OWN = range(0x2000_0000, 0x3000_0000)  # unused on any machine: one for each box
 OWN_OF_FEW = range(20_000, 60_000)  # the same, if containers have 65,536 ids only
 # Reserved in containers, besides what is reserved in every box: the folder with our socket.
 RESERVED = "/.hutch-host"
