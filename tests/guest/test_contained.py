@@ -78,14 +78,15 @@ class Contained:
         self.spare: socket.socket | None = None
         wanted: dict[str, Any] = {
             "workdir": f"{ground}/work", "user": "user", "env": {"HOME": "/home/user"},
-            "rooms": [], "private": "/run/hutch", "limits": {"NPROC": 200, "NOFILE": 512},
-            "meeting": f"{ground}/sock", "filter": True, "gain": False, "foreign": False, **orders,
+            "inherit": None, "rooms": [], "private": "/run/hutch",
+            "limits": {"NPROC": 200, "NOFILE": 512}, "meeting": f"{ground}/sock",
+            "filter": True, "gain": False, "foreign": False, **orders,
         }  # fmt: skip
         argv = bundle.command("hutch.guest.contained", json.dumps(wanted), at=str(bundle.path))
         self.process = subprocess.Popen(
             [*UNSHARE, "sh", "-c", ENTER, "sh", *argv],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={"PATH": os.environ["PATH"]},
+            env=dict(os.environ) if "inherit" in orders else {"PATH": os.environ["PATH"]},
         )  # fmt: skip
 
     # --- meeting --------------------------------------------------------------------------------
@@ -278,6 +279,70 @@ def test_a_program_can_neither_end_the_guest_nor_look_into_it(bundle: Bundle, gr
         assert await say(link, "echo", "alive") == "alive\n"
 
     with_box(bundle, ground, work)
+
+
+def test_it_exits_at_once_when_its_engine_says_so(bundle: Bundle, ground: Path) -> None:
+    async def work(box: Contained) -> None:
+        link = await box.connect()
+        await say(link, "sh", "-c", "trap '' TERM; setsid sleep 1000 & echo runs")
+        os.kill(box.pid, signal.SIGTERM)
+        assert await gone(box) == 0
+
+    with_box(bundle, ground, work)
+
+
+# As kill(1) does not: a sender may invent its own process id, if it also says that it is a queue.
+FORGE = """
+import ctypes, struct
+info = struct.pack("=iiiiiI104x", 15, 0, -1, 0, 0, 0)
+print(ctypes.CDLL(None).syscall(129, 1, 15, info))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+def test_a_program_that_poses_as_its_engine_does_not_end_it(bundle: Bundle, ground: Path) -> None:
+    async def work(box: Contained) -> None:
+        link = await box.connect()
+        python = bundle.command("", at=str(bundle.path))[:-2]
+        assert await say(link, *python, "-c", FORGE) == "0\n"
+        assert await say(link, "echo", "alive") == "alive\n"
+
+    with_box(bundle, ground, work, filter=False)
+
+
+def test_a_program_can_be_told_to_end(bundle: Bundle, ground: Path) -> None:
+    """The guest blocks that signal for itself only."""
+
+    async def work(box: Contained) -> None:
+        link = await box.connect()
+        masks = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
+        for _, printed in (
+            await run(link, wire.Exec(["sh", "-c", masks])),
+            await run(link, wire.Shell("main", masks)),
+        ):
+            values = [int(line.split()[1], 16) for line in printed.splitlines()]
+            assert len(values) == 2 and not any(v >> (signal.SIGTERM - 1) & 1 for v in values)
+
+    with_box(bundle, ground, work)
+
+
+def test_programs_get_the_variables_of_the_image_where_only_the_engine_knows_them(
+    bundle: Bundle, ground: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("OF_IMAGE", "1"), ("LD_PRELOAD", ""), ("HOSTNAME", "pod"),
+        ("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("KUBERNETES_PORT_443_TCP_PORT", "443"),
+        ("HOME", "/root"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+
+    async def work(box: Contained) -> None:
+        found = (await say(await box.connect(), "env")).splitlines()
+        assert "OF_IMAGE=1" in found and "HOME=/home/user" in found
+        others = ("LD_PRELOAD", "HOSTNAME", "KUBERNETES_")
+        assert not [line for line in found if line.startswith(others)]
+
+    with_box(bundle, ground, work, inherit=["LD_", "HOSTNAME", "KUBERNETES_"])
 
 
 def test_what_loses_its_parent_is_not_left_a_zombie(bundle: Bundle, ground: Path) -> None:

@@ -6,7 +6,9 @@ ORDERS is JSON, which every process of the box can read:
 
     workdir   working directory of programs
     user      name of the only user of the box, which the engine has started us as
-    env       environment variables of the image
+    env       environment variables of programs, as the image has them
+    inherit   null; or, where the engine does not tell the host which variables an image has,
+              prefixes of names: programs also get all others that we were started with
     rooms     folders on the disk of the box
     private   a folder to create for files of kept shells, on a writable file system
     limits    rlimits of programs, by name: {"NPROC": 256}
@@ -63,6 +65,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main(orders: str) -> NoReturn:
     step = "orders"
+    # Until we can ask who sent it. A blocked signal is kept, even for process 1.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         wanted = json.loads(orders)
         config = _config(wanted)
@@ -75,6 +79,7 @@ def main(orders: str) -> NoReturn:
         os._exit(1)
 
     async def hosts(handlers: Handlers) -> None:
+        _exit_when_told(wanted["foreign"])
         await Acceptor(wanted["meeting"]).serve(handlers)
 
     gc.enable()  # see quick.py
@@ -87,7 +92,7 @@ def _config(wanted: dict[str, Any]) -> GuestConfig:
     return GuestConfig(
         workdir=wanted["workdir"],
         user=wanted["user"],
-        env=wanted["env"],
+        env={**_inherited(wanted["inherit"]), **wanted["env"]},
         rooms=tuple(wanted["rooms"]),
         private=wanted["private"],
         limits=tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in limits),
@@ -96,6 +101,13 @@ def _config(wanted: dict[str, Any]) -> GuestConfig:
         aliases=sys.prefix + "/aliases",
         oom=_open_oom(),
     )
+
+
+def _inherited(others: list[str] | None) -> dict[str, str]:
+    """The variables that we were started with, without those whose names begin like `others`."""
+    if others is None:
+        return {}
+    return {n: value for n, value in os.environ.items() if not n.startswith(tuple(others))}
 
 
 def _open_oom() -> int:
@@ -185,6 +197,7 @@ _ALLOW, _EPERM = 0x7FFF0000, 0x00050000 | errno.EPERM
 _SET_MODE_FILTER, _TSYNC = 1, 1
 _MACHINE = os.uname().machine
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SIGNALFD = {"x86_64": 289, "aarch64": 74}  # signalfd4
 # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo
 _SIGNALS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
 _GUEST, _ALL_PROCESSES = 1, 0xFFFFFFFF
@@ -217,6 +230,32 @@ def _forbid_signals() -> None:
         lines.insert(len(signals) + 3, (_EQUALS, left + 1, 0, process))
     lines += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _EPERM)]
     _install_filter(b"".join(_INSTRUCTION.pack(*line) for line in lines))
+
+
+_SIGNAL_INFO = struct.Struct("=IiiI112x")  # struct signalfd_siginfo: number, error, code, sender
+_SENT_BY_KILL = 0  # SI_USER; with other codes, a program may write what it likes into the rest
+
+
+def _exit_when_told(foreign: bool) -> None:
+    """Exit at once on SIGTERM from outside of the box, as an engine sends before it kills.
+
+    Programs of the box have our user, and may send it too: only a sender that has no process id
+    here is outside. `foreign`: no program can send us a signal (see `_forbid_signals`).
+    """
+    mask = ctypes.c_uint64(1 << (signal.SIGTERM - 1))
+    number = ctypes.c_long(_SIGNALFD[_MACHINE])
+    size = ctypes.c_ulong(ctypes.sizeof(mask))
+    fd = _libc.syscall(
+        number, ctypes.c_long(-1), ctypes.byref(mask), size, ctypes.c_long(os.O_CLOEXEC)
+    )
+    _check(fd < 0)
+
+    def read() -> None:
+        _, _, code, sender = _SIGNAL_INFO.unpack(os.read(fd, _SIGNAL_INFO.size))
+        if foreign or (code == _SENT_BY_KILL and not sender):
+            os._exit(0)
+
+    asyncio.get_running_loop().add_reader(fd, read)
 
 
 # --- hosts --------------------------------------------------------------------------------------

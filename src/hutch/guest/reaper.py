@@ -162,6 +162,7 @@ def _leave_agent() -> None:
         signal.signal(number, signal.SIG_DFL)
     for number in DEAF_TO:
         signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # see contained.py
     os.umask(0o022)
 
 

@@ -142,6 +142,7 @@ def _orders(
         "workdir": spec.workdir,
         "user": spec.user,
         "env": {**{name: value for name, _, value in pairs if name}, "HOME": HOME},
+        "inherit": None,
         "rooms": list(rooms),
         "private": PRIVATE,
         "limits": program_limits(spec.limits, is_own=who.is_own),
