@@ -98,6 +98,18 @@ def test_fish_describes_options_and_images(script: str, env: dict[str, str]) -> 
     assert workdir.startswith("--workdir\tthe folder to run in")
 
 
+def test_fish_names_no_files_where_only_sessions_go(
+    script: str, env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    ask = f"cd {tmp_path}; complete -C 'hutch rm '; complete -C 'hutch cp '"
+    (tmp_path / "hutch").write_text("#!/bin/sh\necho 1f4c9a02\n")
+    (tmp_path / "hutch").chmod(0o755)
+    made_up = env | {"PATH": f"{tmp_path}:{env['PATH']}"}
+    found = answers(["fish", "-c", f"source {script}; {ask}"], made_up)
+    assert found[0] == "1f4c9a02" and found.count("file") == 1
+
+
 def test_zsh_completes_what_is_typed(script: str, env: dict[str, str]) -> None:
     pid, terminal = pty.fork()
     if not pid:
@@ -135,6 +147,10 @@ def test_the_lines_of_the_help_can_be_pasted(env: dict[str, str], tmp_path: Path
     assert (tmp_path / ".bashrc").read_text() == "source <(hutch completion bash)\n"
     assert (tmp_path / ".zshrc").read_text() == "source <(hutch completion zsh)\n"
     assert (tmp_path / ".config/fish/completions/hutch.fish").stat().st_size
+
+
+def test_the_help_of_a_shell_is_that_of_the_command() -> None:
+    assert hutch("completion", "bash", "--help").stdout == hutch("completion", "--help").stdout
 
 
 def test_a_shell_without_completion_is_refused() -> None:

@@ -61,6 +61,11 @@ def test_a_session_is_known_by_the_beginning_of_its_id(served: Served, tmp_path:
     assert "destroyed" in served("logs", short)  # also of one that ended
 
 
+def test_a_session_is_removed_with_force_as_a_container_is(served: Served) -> None:
+    made = served.session()
+    assert served("rm", "-f", made) == f"{made}\n"
+
+
 def test_a_beginning_of_several_ids_names_them(served: Served) -> None:
     ids = [served.session()]
     while [made[0] for made in ids].count(ids[-1][0]) == 1:  # until two of them begin alike

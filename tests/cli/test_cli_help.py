@@ -56,7 +56,8 @@ def test_the_version_is_told(word: str) -> None:
     ("word", "says"),
     [("runn", "did you mean `hutch run`?"), ("docter", "`hutch doctor`"),
      ("rum", "`hutch run`"), ("rmm", "`hutch rm`"), ("sotp", "`hutch stop`"),
-     ("cat", "hutch run -- cat"),
+     ("cat", "hutch run -- cat"), ("rmi", "`hutch image rm`"), ("top", "`hutch stats`"),
+     ("attach", "`hutch shell SESSION`"), ("sync", "`hutch run --project . -- COMMAND`"),
      ("pytest", "hutch run --"), ("--verison", "--verison"), ("sh\x1b[2J", "^[[2J")],
 )  # fmt: skip
 def test_an_unknown_command_gets_advice(word: str, says: str) -> None:

@@ -174,6 +174,18 @@ def test_json_of_a_box_that_is_gone_says_so(served: Served) -> None:
         ("cp a", "hutch cp needs destination; see hutch cp --help"),
         ("gain --since x", "--since must be a whole number, not 'x'; see"),
         ("ps --json=yes", "--json takes no value; see hutch ps --help"),
+        ("ps --format json", "hutch ps has no option --format: did you mean --json?"),
+        ("run --pull always -- true", "no option --pull: `hutch image pull` pulls an image"),
+        ("run --cwd /tmp -- true", "no option --cwd: did you mean --workdir?"),
+        (
+            "stop 1f4c",
+            "stops the server, and sessions keep running; to end a session: hutch rm 1f4c",
+        ),
+        (
+            "workspace import a.tar",
+            "no name given. For example: hutch workspace import notes a.tar",
+        ),
+        ("workspace import a.tar notes", "the name of a workspace has 2 to 64 of a-z"),
     ],
 )
 def test_a_wrong_word_is_answered_with_the_right_ones(

@@ -48,15 +48,26 @@ LOADS_SSL = ("image", "mcp", "completion")
 COMMANDS = {**BOXES, **SERVER, **SESSIONS}
 # What similar programs call these commands.
 OTHER_NAMES = {
+    "attach": "shell SESSION",
     "build": "image build",
+    "delete": "rm",
+    "events": "audit -f",
     "images": "image ls",
     "info": "doctor",
     "inspect": "ps --json",
     "kill": "rm",
     "list": "ps",
     "ls": "ps",
+    "prune": "image prune",
     "pull": "image pull",
+    "remove": "rm",
+    "rmi": "image rm",
+    "session": "ps",
+    "sessions": "ps",
     "start": "serve",
+    "sync": "run --project . -- COMMAND",
+    "system": "image prune",
+    "top": "stats",
     "volume": "workspace",
 }
 DESTRUCTIVE = ("rm", "stop")  # suggested last

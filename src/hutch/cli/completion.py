@@ -31,6 +31,8 @@ ARGUMENTS = {
     KEYS: ("key extend", "key rotate", "key revoke"),
     WORKSPACES: ("workspace rm", "workspace import", "workspace export"),
 }
+# Those of these that take no file, beside the values of options.
+NO_FILES = {"logs", "stats", "rm", "image build", "image rm", "workspace rm", *ARGUMENTS[KEYS]}
 
 
 def build_parser() -> Parser:
@@ -301,7 +303,9 @@ def fish(commands: list[Command]) -> str:
             continue  # the options are those of the actions
         for listing, takers in ARGUMENTS.items():
             if command.name in takers:
-                lines.append(f"complete -c hutch {here} -a '({DESCRIBED.get(listing, listing)})'")
+                only = " -f" if command.name in NO_FILES else ""
+                values = DESCRIBED.get(listing, listing)
+                lines.append(f"complete -c hutch {here}{only} -a '({values})'")
         for option in command.options:
             names = " ".join(
                 f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}"

@@ -54,7 +54,7 @@ def build_parser() -> Parser:
         "  tar c src | hutch exec --stdin 3f9d0c1a-77e -- tar x",
     )
     parser.add_argument("--shell", action="store_true", help="use the session's own shell")
-    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m, 1h or 1d")
     add_terminal_options(parser)
     parser.add_argument("-w", "--workdir", metavar="PATH", help="the folder to run it in")
     add_env_option(parser, "-e", "--env")

@@ -23,13 +23,17 @@ WORKSPACE = "/workspace"
 
 # Options of docker that boxes do not have.
 DOCKER_OPTIONS = {
-    "--network --net -p --publish -P": "boxes have no network yet",
+    "--network --net -p --publish -P --dns --add-host --link": "boxes have no network yet",
     "--name": "sessions have ids and labels: hutch create --label NAME=VALUE",
     "-d --detach": "`hutch create` makes a session, and `hutch exec` runs commands in it",
     "--env-file": "-e NAME passes one of your variables on",
     "--entrypoint": "name the program after --",
     "--privileged --cap-add": "a box has no privileges on this machine",
     "--gpus --device": "boxes have no devices",
+    "--pull": "`hutch image pull` pulls an image, once",
+    "--platform": "a box runs the programs of this machine's processor",
+    "--hostname": "a box has a host name of its own",
+    "--cwd --chdir": "did you mean --workdir?",
 }
 # Synonyms: whichever of these a command has is suggested for the others.
 SAME_ACTIONS = (
@@ -95,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         return f"{guess} Known: {every}" if near else f"; known: {every}"
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        if {"-h", "--help"} & set(args) and args[0] in self.actions():
+        if {"-h", "--help"} & set(args) and self._usages(args[0]) and args[0] in self.actions():
             self.exit(message=self.help_of(args[0]))
         parsed, rest = self.parse_known_intermixed_args(args)  # options may stand anywhere
         if rest:
@@ -110,6 +114,8 @@ class Parser(argparse.ArgumentParser):
             for names, advice in DOCKER_OPTIONS.items():
                 if name in names.split():
                     return f": {advice}"
+        if name in ("--format", "--output", "-o") and "--json" in self.options():
+            return ": did you mean --json?"
         options = [option for option in self.options() if option not in NEVER_SUGGESTED]
         near = get_close_matches(name, options, n=1, cutoff=0.7)
         return f": did you mean {near[0]}?" if near else f"; see {self.prog} --help"

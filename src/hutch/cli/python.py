@@ -58,7 +58,7 @@ def build_parser() -> Parser:
         "  echo 'print(6 * 7)' | hutch python",
     )
     parser.add_argument("--session", metavar="ID", help="run it in this session of a server")
-    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m, 1h or 1d")
     parser.add_argument(
         "--out", metavar="DIR", help="where to write pictures (default: a new temporary folder)"
     )

@@ -18,13 +18,19 @@ from .server import add_server_option, all_sessions, full_id, run_at_server
 def build_parser() -> Parser:
     parser = make_parser(
         "hutch rm",
-        "hutch rm SESSION... | --all",
+        "hutch rm [-f] SESSION... | --all",
         "End sessions: all that runs in them, and their files except those in a\n"
         "workspace. Prints the ids of the ended sessions.",
         "exit codes: 0, or 125 if hutch failed or there is no such session.",
     )
     parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--all", action="store_true", help="end all sessions")
+    parser.add_argument(
+        "-f",
+        "--force",
+        action="store_true",
+        help="accepted and ignored: what still runs in them is ended anyway",
+    )
     add_server_option(parser)
     return parser
 

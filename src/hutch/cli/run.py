@@ -55,7 +55,7 @@ def build_parser() -> Parser:
         "  hutch run -it -- bash\n"
         "  tar c src | hutch run --stdin -- tar t",
     )
-    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m or 1h")
+    parser.add_argument("--timeout", metavar="TIME", help="stop it after 90, 90s, 5m, 1h or 1d")
     add_terminal_options(parser)
     parser.add_argument(
         "--rm", action="store_true", help="accepted and ignored: a box is always removed"

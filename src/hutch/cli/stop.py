@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hutch import factory
 from hutch.backends.namespaces import NamespacesBackend
-from hutch.errors import Conflict, HutchError, ServerUnavailable
+from hutch.errors import Conflict, HutchError, InvalidRequest, ServerUnavailable
 from hutch.pidfile import ProcessHandle, claim, server_of
 from hutch.types import BoxInfo
 
@@ -35,6 +35,7 @@ def build_parser() -> Parser:
         "started again, it takes them over.",
         "exit codes: 0, also if no server runs; 125 if hutch failed.",
     )
+    parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)  # as docker takes them
     parser.add_argument(
         "--kill", action="store_true", help="end the sessions, too, even if their server is gone"
     )
@@ -53,6 +54,11 @@ def build_parser() -> Parser:
 
 def main(words: list[str], launcher: Launcher) -> int:
     args = build_parser().parse_args(words)
+    if args.sessions:
+        raise InvalidRequest(
+            "hutch stop stops the server, and sessions keep running; to end a session: "
+            f"hutch rm {shlex.quote(args.sessions[0])}"
+        )
     if args.drain is not None:
         args.drain = 0.0 if args.drain == "0" else seconds(args.drain, "--drain")
     if args.data_dir:

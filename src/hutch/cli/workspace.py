@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import time
 from contextlib import aclosing, suppress
 
@@ -72,6 +73,10 @@ def _check(args: argparse.Namespace) -> None:
     least, most, what = ARGUMENTS[args.action]
     if not least <= len(args.words) <= most:
         raise InvalidRequest(f"hutch workspace {args.action} {what}")
+    # No name of a workspace has a dot or a slash.
+    if args.action == "import" and len(args.words) == 1 and set(args.words[0]) & {".", "/"}:
+        file = shlex.quote(args.words[0])
+        raise InvalidRequest(f"no name given. For example: hutch workspace import notes {file}")
     if args.json and args.action != "ls":
         raise InvalidRequest(f"hutch workspace {args.action} has no option --json")
     if args.action == "import" and args.words[1:] in ([], ["-"]) and os.isatty(0):
