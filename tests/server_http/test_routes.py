@@ -228,7 +228,20 @@ def test_a_quiet_stream_shows_that_it_lives(
         headers={"Accept": "text/event-stream"},
     )  # fmt: skip
     assert answer.body.count(b":\n\n") > 2
-    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_browsers_and_proxies_keep_no_answer(server: Running, session: str) -> None:
+    path = f"/v1/sessions/{session}"
+    server.ask("PUT", f"{path}/files/content", data=b"x", path="kept")
+    for answer in (
+        server.ask("GET", path),
+        server.ask("GET", f"{path}/journal"),
+        server.ask("GET", f"{path}/files/content", path="kept"),
+        server.ask("GET", f"{path}/nothing"),
+        server.ask("GET", "/v1/me", key="wrong"),
+    ):
+        assert answer.headers["cache-control"] == "no-store", answer.status
 
 
 def test_a_server_that_stops_answers_what_runs_and_leaves_who_looks_on(

@@ -34,6 +34,8 @@ MAX_CODE = 24 << 20  # a cell can have 16 MiB, and is a little longer as JSON
 _LARGE = (RunCode, RunProgram, AnswerCall)
 MAX_FIELDS = 100  # in a query
 JSON = b"application/json"
+# What a browser keeps on its disk outlives the key that it was read with.
+NOT_KEPT: Header = (b"cache-control", b"no-store")
 # Sandkasten's workspaces once were Docker volumes with this prefix. Clients may still send it.
 _LEGACY_PREFIX = "sandkasten-ws-"
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -343,7 +345,10 @@ class Request:
         write_buffer = self.connection.write_buffer
         write_buffer.cork()
         try:
-            await self.start(status, [(b"content-type", kind), (b"content-length", size), *headers])
+            about = [(b"content-type", kind), (b"content-length", size), *headers]
+            if not any(name == b"cache-control" for name, _ in about):
+                about.append(NOT_KEPT)
+            await self.start(status, about)
             await self.send(body, more=False)
         finally:
             write_buffer.uncork()

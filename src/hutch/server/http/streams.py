@@ -22,7 +22,7 @@ from hutch.codec import error_to_json, event_of, to_json
 from hutch.errors import HutchError
 from hutch.serving import ExportJournal, ExportWorkspace
 
-from .request import Header, HTTPError, Request
+from .request import NOT_KEPT, Header, HTTPError, Request
 
 HEARTBEAT = 15  # seconds
 # Seconds to wait for the first item: an error within this time still gets its own status.
@@ -30,13 +30,13 @@ FIRST = 0.25
 EVENT_STREAM = b"text/event-stream"
 _HEADERS: list[Header] = [
     (b"content-type", EVENT_STREAM),
-    (b"cache-control", b"no-cache"),
+    NOT_KEPT,
     (b"x-accel-buffering", b"no"),
 ]
 # What a box wrote is never shown as a page of ours.
 SANDBOXED: list[Header] = [
     (b"content-security-policy", b"sandbox; default-src 'none'"),
-    (b"cache-control", b"no-store"),
+    NOT_KEPT,
 ]
 _RANGE = re.compile(rb"bytes=([0-9]{0,18})-([0-9]{0,18})")
 log = logging.getLogger("hutch.server.http")
