@@ -70,6 +70,7 @@ def test_a_link_with_a_ticket_logs_in_once(dashboard: Dashboard) -> None:
     link = f"{dashboard.daemon.url}/#ticket={ticket}"
     dashboard.page.goto(link)
     expect(dashboard.page.get_by_text("tessa · run")).to_be_visible()
+    expect(dashboard.page.get_by_text("This link logged you in as tessa.")).to_be_visible()
     assert ticket not in dashboard.page.url
     assert key not in dashboard.page.evaluate("JSON.stringify(Object.entries(sessionStorage))")
 

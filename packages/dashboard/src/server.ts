@@ -2,6 +2,7 @@
 import { batch, computed, effect, signal } from '@preact/signals';
 import { Server, ServerUnavailable, Unauthorized, type Schemas, type ServerOptions } from 'hutch';
 import { clearAddress } from './route.js';
+import { toast } from './ui/toast.js';
 import { reason, until } from './ui/words.js';
 
 export type Identity = Schemas['Identity'];
@@ -177,6 +178,8 @@ async function resume(ticket: string | undefined): Promise<void> {
     if (ticket) {
       const { key: redeemed } = await new Server(optionsOf(undefined)).redeemTicket(decodeURIComponent(ticket));
       if (redeemed) await signIn(redeemed);
+      // The link may be of someone else, whose sandboxes then are not one's own.
+      toast(`This link logged you in as ${identity.peek()?.owner}.`);
     } else if (key.value !== undefined) {
       await signIn(key.value);
     } else if (!document.querySelector('meta[name="needs-key"]')) {
