@@ -79,11 +79,24 @@ def look(dashboard: Dashboard, axe: str, name: str) -> None:
         page.set_viewport_size(NARROW)
         page.screenshot(path=folder / f"{name}-400.png")
         dashboard.assert_no_sideways_scroll()
+        assert page.evaluate(CUT_OFF) == []
     finally:
         page.set_viewport_size(WIDE)
     assert not wrong, "\n".join(wrong)
     assert_one_word_for_a_sandbox(page, name)
     dashboard.check()
+
+
+# In a narrow window: what can be pressed in tables, names of files, and where one is.
+CUT_OFF = """() => [
+  ...document.querySelectorAll('.page table.plain :is(button, a, td)'),
+  ...document.querySelectorAll('.open-file header *, [role=tab][aria-selected=true]'),
+  ...document.querySelectorAll('[aria-current=page]'),
+].filter(element => {
+  const { left, right, width } = element.getBoundingClientRect();
+  return width && (left < -1 || right > innerWidth + 1 ||
+    element.matches('.ellipsis') && element.scrollWidth > element.clientWidth + 1);
+}).map(element => element.outerHTML.slice(0, 160))"""
 
 
 def assert_one_word_for_a_sandbox(page: Page, name: str) -> None:

@@ -53,8 +53,8 @@ export function Images() {
                 <tr key={image.name}>
                   <td><b>{safeText(image.name)}</b></td>
                   <td>{image.built ? <Badge kind="good">ready</Badge> : <Badge>not built</Badge>}</td>
-                  <td class="quiet">{image.packages.length ? <Packages names={image.packages} /> : '–'}</td>
-                  <td class="number nowrap">{size(image.size)}</td>
+                  <td class="quiet wide" data-label="Packages">{image.packages.length ? <Packages names={image.packages} /> : '–'}</td>
+                  <td class="number nowrap" data-label="Size">{size(image.size)}</td>
                   <td class="actions">
                     {image.built && <a class="button small" href={link('playground')}>Try</a>}
                     {image.name !== 'host' && <Button isSmall onClick={() => setBuilding(image)}>{image.built ? 'Build again' : 'Build'}</Button>}

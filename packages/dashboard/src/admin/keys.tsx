@@ -110,9 +110,9 @@ export function Keys() {
                       </td>
                       <td><button type="button" class="link" title="See and set the quota" onClick={() => setQuotaOf(key.owner)}>{safeText(key.owner)}</button></td>
                       <td><Badge kind={key.scope === 'admin' ? 'warning' : 'neutral'}>{key.scope}</Badge></td>
-                      <td class="nowrap" title={at(key.lastUsedAt)}>{ago(key.lastUsedAt, now)}</td>
-                      <td class="nowrap" title={at(key.expiresAt)}>{state === 'valid' ? until(key.expiresAt, now) : <Badge kind="bad">{state}</Badge>}</td>
-                      <td class="nowrap" title={at(key.createdAt)}>{ago(key.createdAt, now)}</td>
+                      <td class="nowrap" data-label="Used" title={at(key.lastUsedAt)}>{ago(key.lastUsedAt, now)}</td>
+                      <td class="nowrap" data-label="Expires" title={at(key.expiresAt)}>{state === 'valid' ? until(key.expiresAt, now) : <Badge kind="bad">{state}</Badge>}</td>
+                      <td class="nowrap" data-label="Made" title={at(key.createdAt)}>{ago(key.createdAt, now)}</td>
                       <td class="actions">
                         {state !== 'revoked' && (
                           <>

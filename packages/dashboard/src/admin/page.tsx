@@ -1,8 +1,9 @@
 /** What an operator looks after. */
 import type { ComponentChildren } from 'preact';
+import { useRef } from 'preact/hooks';
 import { lazyPage } from '../lazy.js';
 import { go, link } from '../route.js';
-import { EmptyState, Icon, useShortcuts, type IconName } from '../ui/index.js';
+import { EmptyState, Icon, useInSight, useShortcuts, type IconName } from '../ui/index.js';
 import { Audit } from './audit.js';
 import { Images } from './images.js';
 import { Keys } from './keys.js';
@@ -25,9 +26,11 @@ const PARTS: { id: string; label: string; icon: IconName; Page: (props: { rest: 
 export function Administration({ part, rest }: { part: string; rest: string[] }) {
   const found = PARTS.find((each) => each.id === part) ?? (part === 'server' ? PARTS[0] : undefined);
   useShortcuts(PARTS.map((each, index) => ({ keys: String(index + 1), does: `Go to ${each.label}`, run: () => go('admin', each.id) })));
+  const side = useRef<HTMLElement>(null);
+  useInSight(side, '[aria-current]', found);
   return (
     <div class="admin">
-      <nav class="side" aria-label="Administration">
+      <nav class="side" aria-label="Administration" ref={side}>
         {PARTS.map((each) => (
           <a key={each.id} href={link('admin', each.id)} aria-current={each === found ? 'page' : undefined}>
             <Icon name={each.icon} /><span>{each.label}</span>

@@ -33,7 +33,7 @@ export function Report() {
                   <tr key={layer.name}>
                     <td><b>{layer.name}</b>{layer.required && <small class="quiet"> required</small>}</td>
                     <td><Badge kind={STATUS[layer.status as keyof typeof STATUS] ?? 'neutral'}>{layer.status}</Badge></td>
-                    <td>
+                    <td class="wide">
                       {layer.why && <p>{safeText(layer.why)}</p>}
                       {layer.fix && <Code text={layer.fix} />}
                       {!layer.why && !layer.fix && <span class="quiet">–</span>}

@@ -135,10 +135,10 @@ function List() {
                       <a href={link('admin', 'workspaces', each.owner, each.id)}><b>{safeText(each.id)}</b></a>
                       {Object.entries(each.labels).map(([name, label]) => <small key={name} class="quiet"> {safeText(`${name}=${label}`)}</small>)}
                     </td>
-                    <td>{safeText(each.owner)}</td>
-                    <td>{each.sessions.length ? each.sessions.slice(0, 3).map((session) => <a key={session} class="mono" href={link('sandboxes', session)}>{session} </a>) : <span class="quiet">nothing now</span>}{each.sessions.length > 3 && ` and ${each.sessions.length - 3} more`}</td>
-                    <td class="nowrap" title={at(each.createdAt)}>{ago(each.createdAt)}</td>
-                    <td class="number nowrap"><Size of={each} load={(signal) => of(each).info({ signal })} /></td>
+                    <td data-label="of">{safeText(each.owner)}</td>
+                    <td data-label="Used by">{each.sessions.length ? each.sessions.slice(0, 3).map((session) => <a key={session} class="mono" href={link('sandboxes', session)}>{session} </a>) : <span class="quiet">nothing now</span>}{each.sessions.length > 3 && ` and ${each.sessions.length - 3} more`}</td>
+                    <td class="nowrap" data-label="Made" title={at(each.createdAt)}>{ago(each.createdAt)}</td>
+                    <td class="number nowrap" data-label="Size"><Size of={each} load={(signal) => of(each).info({ signal })} /></td>
                     <td class="actions">
                       <a class="button small" href={link('admin', 'workspaces', each.owner, each.id)}>Browse</a>
                       <Button isSmall onClick={() => void limit(each)}>Quota</Button>

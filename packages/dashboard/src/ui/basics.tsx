@@ -118,6 +118,18 @@ export function Loading({ what = 'Loading', retry }: { what?: string; retry?: ()
   );
 }
 
+/** Keep what matches in sight, in a row that may be wider than the window; again when `current` changes. */
+export function useInSight(row: { current: HTMLElement | null }, selector: string, current: unknown): void {
+  useEffect(() => {
+    const observer = new ResizeObserver(() => {
+      const [all, one] = [row.current, row.current?.querySelector<HTMLElement>(selector)];
+      if (all && one) all.scrollLeft += one.getBoundingClientRect().left - all.getBoundingClientRect().left - (all.clientWidth - one.offsetWidth) / 2;
+    });
+    if (row.current) observer.observe(row.current);
+    return () => observer.disconnect();
+  }, [current]);
+}
+
 interface TabsProps<T extends string> {
   tabs: { id: T; label: string; icon?: IconName }[];
   current: T;
@@ -128,6 +140,7 @@ interface TabsProps<T extends string> {
 /** Tabs; arrow keys move between them. */
 export function Tabs<T extends string>({ tabs, current, onChange, label }: TabsProps<T>) {
   const list = useRef<HTMLDivElement>(null);
+  useInSight(list, '[aria-selected=true]', current);
   const move = (step: number) => {
     const index = tabs.findIndex((tab) => tab.id === current);
     const next = tabs[(index + step + tabs.length) % tabs.length]!;

@@ -1,4 +1,4 @@
-export { Badge, Button, CopyButton, EmptyState, ErrorBox, Field, IconButton, Loading, Meter, Tabs } from './basics.js';
+export { Badge, Button, CopyButton, EmptyState, ErrorBox, Field, IconButton, Loading, Meter, Tabs, useInSight } from './basics.js';
 export { Code, copy } from './copy.js';
 export { Icon, type IconName } from './icons.js';
 export { ask, confirm, Dialog, DialogHost } from './dialog.js';
