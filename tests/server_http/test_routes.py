@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -229,6 +230,29 @@ def test_a_quiet_stream_shows_that_it_lives(
     )  # fmt: skip
     assert answer.body.count(b":\n\n") > 2
     assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("shells/main/run", {"command": "seq 1 20000"}),
+        ("contexts/main/run", {"code": "for n in range(1, 20001): print(n)"}),
+    ],
+)
+def test_what_a_journal_shows_the_ends_of_can_be_read_whole(
+    server: Running, session: str, path: str, body: dict[str, str]
+) -> None:
+    whole = "".join(f"{number}\n" for number in range(1, 20001))
+    base = f"/v1/sessions/{session}"
+    result = server.ask("POST", f"{base}/{path}", body).json
+    assert not result.get("truncated") and result["kept"]
+    entry = server.ask("GET", f"{base}/journal").json[-1]["body"]
+    assert entry["kept"] == result["kept"]
+    assert len(entry.get("output") or entry["stdout"]) < len(whole)
+    piece = server.ask("GET", f"{base}/outputs/{entry['kept']}", length=1 << 20).json
+    assert base64.b64decode(piece["data"]).decode() == whole
+    server.ask("POST", f"{base}/shells/main/run", {"command": "seq 1 1000"})
+    assert "kept" not in server.ask("GET", f"{base}/journal").json[-1]["body"]
 
 
 def test_browsers_and_proxies_keep_no_answer(server: Running, session: str) -> None:

@@ -100,10 +100,13 @@ class Output:
 
     _kept_head = 0  # bytes at the beginning of the file that are never given back
 
-    def __init__(self, id: str, path: Path, limit: int, keep: bool = False) -> None:
-        """`path`: of the file, which is made when it is needed. `keep`: even for short output."""
+    def __init__(self, id: str, path: Path, limit: int, keep_above: int | None = None) -> None:
+        """`path`: of the file, which is made when it is needed.
+
+        `keep_above`: more bytes than that stay after its end, even if its Result has all of it.
+        """
         self.id = id
-        self._keep = keep
+        self._keep_above = keep_above
         self._stdout, self._stderr, self._both = Clip(), Clip(), Clip()
         self.ended = False
         self.is_dropped = False
@@ -130,7 +133,8 @@ class Output:
     @property
     def stays(self) -> bool:
         """Whether it can be read after its end. If not, its Result has all of it."""
-        return self.is_kept and (self._keep or self.both.truncated)
+        is_long = self._keep_above is not None and self.total > self._keep_above
+        return self.is_kept and (is_long or self.both.truncated)
 
     @property
     def on_disk(self) -> int:
@@ -172,7 +176,7 @@ class Output:
     def end(self) -> None:
         """No more will come, and its Result was made: free the memory that the file duplicates."""
         self.ended = True
-        if self._keep and self.total and not (self._is_stored or self._broken):
+        if self.stays and not (self._is_stored or self._broken):
             self._spill()
         self.stdout.forget()
         self.stderr.forget()

@@ -14,6 +14,7 @@ from hutch.types import Piece
 from .output import Output, PersistentOutput
 
 KEPT_OUTPUTS = 128  # that have ended; older ones are forgotten
+ENDS = 16 * 1024  # bytes; a journal has the beginning and the end of what is longer
 SHORT = 1000  # bytes; short outputs are counted separately, and never evict a long one
 LAST_NAMES = "names"  # a file with the last names that were given, for those that are gone
 LETTERS = "bcdfghjkmnpqrstvwxz"  # without vowels, so that they form no words
@@ -29,7 +30,10 @@ class Outputs:
     """
 
     def __init__(self, folder: Path, limit: int, persistent: bool = False) -> None:
-        """`persistent`: the folder is for this session only, and the next process reads it."""
+        """`persistent`: the folder is for this session only, and the next process reads it.
+
+        Such a session has a journal, whose reader wants the whole of what is longer than `ENDS`.
+        """
         self.folder, self._limit, self._persistent = folder, limit, persistent
         self._outputs: dict[str, Output] = {}
         self._ended: dict[str, int] = {}  # in the order of that, with the bytes each has on disk
@@ -57,7 +61,8 @@ class Outputs:
         """The output of a new command. `keep`: it can be read even if its Result has all of it."""
         id = f"o{self._last['o'] + 1}{self._letters['o']}"
         self._note(id)
-        output = self._outputs[id] = Output(id, self._path(id), self._limit, keep)
+        keep_above = 0 if keep else ENDS if self._persistent else None
+        output = self._outputs[id] = Output(id, self._path(id), self._limit, keep_above)
         return output
 
     def of_program(self, id: str) -> Output:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from hutch.engine.outputs import ENDS
 from hutch.operations import (
     EditFile,
     MakeDir,
@@ -42,7 +43,7 @@ DROPPED = "dropped"  # the kind of a line that stands for missing entries
 
 
 MAX_COMMAND = 64 * 1024  # characters, as the limits below
-END = 8 * 1024  # at each end of an output
+END = ENDS // 2  # at each end of an output
 MAX_FORM = 256 * 1024  # one form of a result
 MAX_RESULTS = 1024 * 1024  # all results of a cell
 MAX_PATH = 4096
