@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,13 @@ from playwright.sync_api import expect
 
 from browser_of_tests import Dashboard, ask, make_key
 
-FIGURE = """
-import base64
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+FIGURE = f"""
 class Figure:
     def _repr_png_(self):
-        return base64.b64decode(
-            "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
-            "rkJggg=="
-        )
+        return {PICTURE!r}
 Figure()
 """
 
@@ -255,3 +255,136 @@ def test_a_port_is_opened_in_a_sandbox_of_the_browser(dashboard: Dashboard, box:
     expect(body.get_by_role("heading", name="hello from the box")).to_be_visible()
     assert body.evaluate("window.origin") == "null"
     assert tab.evaluate("window.opener") is None
+
+
+def test_several_sessions_are_put_to_sleep_woken_and_extended_at_once(
+    dashboard: Dashboard,
+) -> None:
+    daemon, page = dashboard.daemon, dashboard.page
+    _, key = make_key(daemon, "dreamer")
+    for _ in range(3):
+        ask(daemon, "POST", "/v1/sessions", {"ttl_seconds": 600}, key)
+
+    def listed() -> list[dict[str, str]]:
+        found = ask(daemon, "GET", "/v1/sessions", None, key)
+        assert isinstance(found, list)
+        return found
+
+    def states() -> set[str]:
+        return {each["status"] for each in listed()}
+
+    def do_to_all(act: str, button: str) -> None:
+        page.get_by_role("toolbar", name="With those selected").get_by_role(
+            "button", name=act, exact=True
+        ).click()
+        dashboard.button(button).click()
+        expect(page.get_by_role("dialog")).to_have_count(0)
+
+    deadlines = {each["expires_at"] for each in listed()}
+    dashboard.log_in(key)
+    page.get_by_label("Select all").check()
+    do_to_all("Sleep", "Put to sleep 3 sandboxes")
+    assert states() == {"asleep"}
+    do_to_all("Wake", "Wake 3 sandboxes")
+    assert states() == {"running"}
+    do_to_all("Extend", "Extend 3 sandboxes")
+    assert min(each["expires_at"] for each in listed()) > max(deadlines)
+    expect(page.get_by_text("3 live sandboxes")).to_be_visible()
+
+
+def test_text_is_copied_out_of_the_terminal_and_pasted_into_it(
+    dashboard: Dashboard, box: str
+) -> None:
+    dashboard.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page, lines = dashboard.page, dashboard.terminal()
+    dashboard.type_line("clear; echo co''pied")
+    line = lines.locator("div", has_text=re.compile("^copied"))
+    expect(line).to_be_visible()
+    place = line.bounding_box()
+    assert place
+    page.mouse.dblclick(place["x"] + 10, place["y"] + place["height"] / 2)
+    page.keyboard.press("Control+Shift+C")
+    dashboard.wait(lambda: page.evaluate("navigator.clipboard.readText()") == "copied")
+    page.evaluate("navigator.clipboard.writeText('echo pa$((1))sted')")
+    page.keyboard.press("Control+v")
+    expect(lines).to_contain_text("echo pa$((1))sted")
+    page.keyboard.press("Enter")
+    expect(lines).to_contain_text("pa1sted")
+
+
+def test_a_program_shows_what_it_prints_as_it_does(dashboard: Dashboard, box: str) -> None:
+    page = dashboard.page
+    dashboard.go(f"sandboxes/{box}/programs")
+    page.get_by_label("Command to start in the background").fill(
+        "echo ready; while read line; do echo heard-$line; done; echo over; exit 3"
+    )
+    dashboard.button("Start").click()
+    output = page.locator(".program .output")
+    expect(output).to_contain_text("ready")
+    page.get_by_label("Line of input").fill("one")
+    dashboard.button("Send").click()
+    expect(output).to_contain_text("heard-one")
+    dashboard.button("End of input").click()
+    expect(output).to_contain_text("over")
+    expect(page.locator(".program-list")).to_contain_text("exit 3")
+
+
+def test_pictures_and_tables_of_files_are_shown(dashboard: Dashboard, box: str) -> None:
+    page = dashboard.page
+    dashboard.go(f"sandboxes/{box}/files")
+    tree = page.get_by_role("tree")
+    dashboard.expect_problem("404 .*files/stat")  # is there such a file already?
+    dashboard.drop(tree, "dot.png", PICTURE)
+    dashboard.drop(tree, "fruit.csv", b"fruit,count\npear,3\napple,10\n")
+    tree.get_by_role("treeitem", name=re.compile("^dot.png")).click()
+    picture = page.locator(".files-open").get_by_role("img")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("image => image.naturalWidth") == 1
+    tree.get_by_role("treeitem", name=re.compile("^fruit.csv")).click()
+    table = page.locator(".files-open").get_by_role("table")
+    expect(table.get_by_role("cell")).to_have_text(["pear", "3", "apple", "10"])
+    dashboard.button("Text").click()
+    expect(page.locator(".files-open .cm-content")).to_contain_text("pear,3")
+
+
+def test_a_chart_of_a_cell_can_be_read_and_its_lines_hidden(dashboard: Dashboard, box: str) -> None:
+    dashboard.go(f"sandboxes/{box}/notebook")
+    cell = dashboard.run_cell(SHOW_CHART)
+    drawing = cell.locator(".figure svg")
+    place = drawing.bounding_box()
+    assert place
+    dashboard.page.mouse.move(place["x"] + place["width"] * 0.95, place["y"] + 30)
+    expect(cell.locator(".figure-tip")).to_contain_text(re.compile("rain: 3, 9"))
+    lines = drawing.locator("path[stroke^='var(--series']")
+    before = lines.count()
+    cell.get_by_role("button", name="rain").click()
+    dashboard.wait(lambda: lines.count() < before)
+
+
+SHOW_CHART = """
+import sys
+show = next(m for m in list(sys.modules.values()) if hasattr(m, "show_open_figures") and hasattr(m, "publish"))
+show.publish({"text/plain": "a chart"}, chart={"type": "line", "title": "Weather", "series": [
+    {"type": "line", "label": "rain", "x": [1, 2, 3], "y": [1, 4, 9]},
+    {"type": "line", "label": "sun", "x": [1, 2, 3], "y": [3, 2, 1]},
+]})
+"""  # noqa: E501
+
+
+def test_the_journal_has_the_whole_of_a_long_output(dashboard: Dashboard, box: str) -> None:
+    command = {"command": "seq 1 60000"}  # far more than a result has
+    ask(dashboard.daemon, "POST", f"/v1/sessions/{box}/shells/main/run", command)
+    dashboard.go(f"sandboxes/{box}/journal")
+    dashboard.button(re.compile("seq 1 60000"), exact=False).click()
+    dashboard.button("Show the whole output").click()
+    whole = dashboard.page.get_by_label("Whole output")
+    more = dashboard.button(re.compile("^Show more"))
+    expect(more).to_be_visible()
+    more.click()
+    expect(more).to_have_count(0)
+    everything = dashboard.button("Show all")
+    if everything.count():
+        everything.click()
+    expect(whole).to_contain_text("1\n2\n3\n")
+    text = whole.text_content() or ""
+    assert text == "".join(f"{number}\n" for number in range(1, 60001))
