@@ -67,6 +67,21 @@ def test_a_short_git_log_keeps_its_messages() -> None:
     assert "commit messages" not in found.text and "  Because of 4 reasons," in found.text
 
 
+def test_a_bar_of_signs_is_told_as_numbers_that_are_true() -> None:
+    bars = {
+        "small.py  |  5 +++--": "small.py | 5 +3-2",
+        "large.py  | 200 ++++++++++------": "large.py | 200 ~+125-75",
+        "added.py  | 300 +++++++++++": "added.py | 300 +300",
+        "gone.py   | 74 ----": "gone.py | 74 -74",
+        "moved.py  |  0": "moved.py  |  0",
+        "image.png | Bin 0 -> 99 bytes": "image.png | Bin 0 -> 99 bytes",
+    }
+    text = a_commit(1) * 4 + "".join(f" {line}\n" for line in bars)
+    assert shown("git log --stat", text).text.splitlines()[-6:] == [
+        f" {one}" for one in bars.values()
+    ]
+
+
 def test_three_commits_are_told_to_the_letter() -> None:
     text = "".join(map(a_commit, range(3))) + "    and on\n" * 40
     found = shown("git log -3", text)

@@ -180,7 +180,7 @@ _PROGRESS = re.compile(
 )
 _COMMIT = re.compile(r"commit ([0-9a-f]{7,64})(?: \((.*)\))?$")
 _FIELD = re.compile(r"(Merge|Author|Date|AuthorDate|Commit|CommitDate): +(.*)$")
-_BAR = re.compile(r" *(\d+) ([+-]+)$")
+_BAR = re.compile(r" *(\d+) (\+*)(-*)$")
 _LONG_LOG = 6 * 1024  # characters; then only the first lines of messages are shown
 _BLAMED = re.compile(r"\^?[0-9a-f]{7,40} ")
 _SINCE = re.compile(r" \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4}(?= +(\d+)\))")
@@ -282,13 +282,19 @@ def _commit(
 
 
 def _stat(line: str) -> str:
-    """A line of `--stat`, with numbers in place of the bar of plus and minus signs."""
+    """A line of `--stat`, with numbers in place of the bar of plus and minus signs.
+
+    `~+60-40` for a bar that stands for more lines than it has signs: only its proportions are true.
+    """
     name, _, bar = line.rpartition(" | ")
     found = like(_BAR, bar)
     if not found or not name.startswith(" "):
         return line
-    counts = "".join(f"{sign}{found[2].count(sign)}" for sign in "+-" if sign in found[2])
-    return f" {name.strip()} | {found[1]} {counts}"
+    changed, signs = int(found[1]), len(found[2] + found[3])
+    added = round(changed * len(found[2]) / signs) if signs else 0
+    parts = [f"+{added}" if found[2] else "", f"-{changed - added}" if found[3] else ""]
+    about = "~" if changed > signs and all(parts) else ""
+    return f" {name.strip()} | {changed} {about}{''.join(parts)}".rstrip()
 
 
 def _when(date: str, is_short: bool) -> str:
