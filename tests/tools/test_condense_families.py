@@ -127,6 +127,90 @@ def test_what_rustc_says_stays_and_the_source_around_it_goes() -> None:
     ]  # fmt: skip
 
 
+# As ruff 0.15 prints it: lines that it would remove have no number.
+RUFF = """\
+E711 Comparison to `None` should be `cond is None`
+ --> app.py:9:17
+   |
+ 8 | class A:
+ 9 |     if a == None: return True
+   |             ^^^^
+10 |     last = 0  # with a remark that is longer than all that is said of the line above it
+11 |               # so that all of this is longer than what is shown as it is
+   |
+help: Replace with `cond is None`
+   |
+ 8 | class A:
+   -     if a == None: return True
+9  +     if a is None: return True
+10 |     last = 0  # with a remark that is longer than all that is said of the line above it
+11 |               # so that all of this is longer than what is shown as it is
+   |
+note: This is an unsafe fix and may change runtime behavior
+
+F401 [*] `os` imported but unused
+ --> app.py:1:8
+  |
+1 | import os
+  |        ^^
+  |
+help: Remove unused import
+  |
+  - import os
+1 | from typing import TypeVar
+  |
+
+D100 Missing docstring in public module
+--> app.py:1:1
+
+""".splitlines()
+
+
+def test_of_what_ruff_would_change_no_line_is_taken_for_a_message() -> None:
+    assert read("ruff check", *RUFF, "Found 3 errors.", exit_code=1).splitlines() == [
+        "app.py",
+        "  9:17: E711 Comparison to `None` should be `cond is None`",
+        "  1:8: F401 [*] `os` imported but unused",
+        "  1:1: D100 Missing docstring in public module",
+        '[25 lines of source around these places hidden: recall("k7f3")]',
+        "Found 3 errors.",
+    ]
+
+
+def test_of_a_change_that_rustc_suggests_the_new_lines_are_shown() -> None:
+    moved = ["error[E0382]: borrow of moved value: `name`", "  --> src/main.rs:7:35"]
+    source = ["   |", *(f"LL |     let name{n} = String::new();" for n in range(30)), "   |"]
+    advice = [
+        "help: consider borrowing", "   |", "LL |     let kept = 1;", "LL -     take(name);",
+        "LL +     take(&name);", "LL |     let other = 2;", "   |",
+    ]  # fmt: skip
+    text = read("cargo build", *moved, *source, *advice, exit_code=101)
+    assert text.splitlines()[:-1] == [*moved, "help: consider borrowing", "  take(&name);"]
+    assert text.splitlines()[-1].startswith("[37 lines of source around these places hidden")
+
+
+def test_frames_of_rusts_own_library_are_hidden() -> None:
+    library = "/rustc/59807616e1fa2540724bfbac14d7976d7e4a3860/library/core/src"
+    crates = "/home/ann/.cargo/registry/src/index-1949cf8c6b5b557f/rayon-1.10.0/src"
+    frames = [
+        ("0: core::result::unwrap_failed", f"{library}/result.rs:1867:5"),
+        ("1: app::tests::refuses", "./src/lib.rs:9:50"),
+        ("2: rayon::join", f"{crates}/join.rs:3:1"),
+        *(
+            (f"{n}: core::ops::function::FnOnce::call", f"{library}/f.rs:{n}:5")
+            for n in range(3, 9)
+        ),
+    ]
+    text = read(
+        "cargo test", "running 1 test", "test tests::refuses ... FAILED",
+        "---- tests::refuses stdout ----", "thread 'tests::refuses' panicked at src/lib.rs:9:50:",
+        *(line for name, at in frames for line in (f"   {name}", f"             at {at}")),
+        "test result: FAILED. 0 passed; 1 failed; 0 ignored; finished in 0.8s", exit_code=101,
+    )  # fmt: skip
+    assert "panicked at src/lib.rs:9:50:\n   1: app::tests::refuses\n             at ./src" in text
+    assert text.count(" at ") == 2 and "16 lines of frames of libraries" in text
+
+
 def test_what_gcc_says_stays_and_the_source_around_it_goes() -> None:
     found = [
         (f"a.c:{n}:5: error: unknown type name ‘word{n}’", f"  {n} |     word{n} x;", "    |     ^")

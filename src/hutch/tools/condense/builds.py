@@ -39,7 +39,8 @@ _LINT = re.compile(
 )
 _RUST_ADVICE = re.compile(
     r"(?:Some errors have detailed explanations|For more information about (?:an|this) error"
-    r"|note: run with `RUST_BACKTRACE)|\s+= help: to override `"
+    r"|note: run with `RUST_BACKTRACE|note: Some details are omitted, run with `RUST_BACKTRACE)"
+    r"|\s+= help: to override `"
 )
 _CARGO_NOISE = re.compile(
     r"\s*(?:Compiling|Checking|Downloaded|Downloading|Blocking|Locking|Updating|Adding|Fresh"

@@ -14,7 +14,7 @@ _FINDING = re.compile(
     r"(?P<path>[^\s:(|=*][^:(\n]{0,300}?)(?::(?P<at>\d+(?::\d+)?)|\((?P<pair>\d+,\d+)\))"
     r"(?::| -) *(?P<text>\S.*)$"
 )
-_FRAME = re.compile(r"\*{5,} Module |\s+= (?:help|note): |help: ")
+_FRAME = re.compile(r"\*{5,} Module |\s+= (?:help|note): |help: |note: This is an unsafe fix")
 _ARROW = re.compile(r"\s*--> (\S+:\d+:\d+)$")
 _STYLISH = re.compile(r"\s+(?P<at>\d+:\d+)\s+(?P<text>(?:error|warning)\s.*)$")
 _PATH = re.compile(r"(?:/|\w:\\|\.{0,2}/)?[^\s:][^:]*\.\w{1,5}$")
@@ -62,6 +62,7 @@ def _joined(lines: list[str]) -> list[str]:
 def _findings(lines: list[str]) -> _Findings:
     found = _Findings()
     path, key = "", ("", "")
+    is_help = False
     open_places: list[str] = []
 
     def close() -> None:
@@ -71,6 +72,10 @@ def _findings(lines: list[str]) -> _Findings:
             open_places = []
 
     for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if is_help and line.startswith("  "):  # what it would be changed to
+            found.frames += count(line)
+            continue
+        is_help = line.startswith("help: ")
         if match := like(_FINDING, line):
             close()
             key = (match["path"], match["text"])

@@ -16,7 +16,7 @@ SOURCE = "source around these places"
 FRAMES = "frames of libraries, source"
 # `12 |     code`, `   | ^^^`, `> 12 | code` of jest, `  3| code` of vitest
 _GUTTER = re.compile(r"(?:>|\s)*(?P<number>\d+|\.\.\.|\+\+\+|LL)?\s*\|(?P<text>$|[\s|_+].*$)")
-_CHANGE = re.compile(r"(?:\d+|LL) (?P<sign>[-+~])(?: (?P<text>.*))?$")
+_CHANGE = re.compile(r"(?:\d+ +| +|LL )(?P<sign>[-+~])(?: (?P<text>.*))?$")
 _MARKS = re.compile(r"[\s|_^~+=-]*")
 _PLACE = re.compile(r"\s*(?:-->|:::) \S|\S[^:\n]{0,300}:\d+|\s+at \S|\s*❯ ")
 _POINTED_AT = re.compile(r"(?=[\s\d])(?!\s*(?:-->|:::|at|❯) )")
@@ -25,16 +25,17 @@ _POINTS = re.compile(r"\s*(?:\d+\s*)?[\^~][\s\^~]*$")
 
 def frameless(lines: Iterable[str | Hidden]) -> Shown:
     """The lines without source code; a marker at the end counts it."""
+    rest = list(lines)
     shown: Shown = []
     labels: list[str] = []
     hidden = 0
-    is_help = is_after_place = False
-    for line in lines:
+    is_help = is_after_place = is_change = False
+    for at, line in enumerate(rest):
         if isinstance(line, Hidden):
             shown.append(line)
             continue
         gutter = like(_GUTTER, line) if is_after_place or is_help else None
-        change = like(_CHANGE, line) if is_help and not gutter else None
+        change = like(_CHANGE, line) if is_change and not gutter else None
         if change:
             if change["sign"] == "-":
                 hidden += count(line)
@@ -43,7 +44,7 @@ def frameless(lines: Iterable[str | Hidden]) -> Shown:
             continue
         if gutter:
             text = gutter["text"]
-            if gutter["number"] and is_help:
+            if gutter["number"] and is_help and not is_change:
                 shown.append(f"  {text.strip()}")
                 continue
             hidden += count(line)
@@ -60,12 +61,23 @@ def frameless(lines: Iterable[str | Hidden]) -> Shown:
                 hidden += count(last)
             continue
         is_help = line.startswith(("help:", "  help:"))
+        is_change = is_help and _has_changes(rest, at + 1)
         if line.strip():
             is_after_place = is_like(_PLACE, line) or (is_after_place and line.startswith(" "))
         shown.append(line)
     if labels:
         shown.append(f"  {'; '.join(dict.fromkeys(labels))}")
     return [*shown, Hidden(hidden, SOURCE)] if hidden else shown
+
+
+def _has_changes(lines: Shown, at: int) -> bool:
+    """Whether a suggestion begins here that marks the lines it changes; others are context."""
+    for number, line in enumerate(lines[at:]):
+        if isinstance(line, Hidden):
+            return False
+        if not like(_GUTTER, line):
+            return number > 0 and is_like(_CHANGE, line)
+    return False
 
 
 # ------------------------------------------------------------------------------------ tracebacks
@@ -80,14 +92,17 @@ _FOREIGN = re.compile(
     r"|\s+❯ .*(?:node_modules/|node:)"
 )
 _SOME_FRAME = re.compile(r'^[ \t]*(?:File "|at |❯ |/)', re.MULTILINE)
+# Of Rust, a frame of the standard library or of a crate from a registry, below its name.
+_RUST_FRAME = re.compile(r"\s+at (?:/rustc/|\S*/rustlib/src/|\S*/\.cargo/registry/)\S+:\d+$")
+_RUST_NAME = re.compile(r"\s+\d+: \S")
 _GO_FRAME = re.compile(r"\t(?:/\S+)?/go/src/\S+\.go:\d+(?: \+0x[0-9a-f]+)?$")
 
 
 def traces(lines: Iterable[str | Hidden]) -> Shown:
     """Python's tracebacks with one line per frame, and without source of libraries.
 
-    The last frame of a traceback, where the error was raised, keeps its source. Of Node, Java and
-    Go, frames inside the runtime and its libraries are hidden.
+    The last frame of a traceback, where the error was raised, keeps its source. Of Node, Java, Go
+    and Rust, frames inside the runtime and its libraries are hidden.
     """
     rest = list(lines)
     # Most outputs have no frames at all, and this check is fast.
@@ -117,12 +132,18 @@ def traces(lines: Iterable[str | Hidden]) -> Shown:
                 shown.append(f"{place}: {' '.join(source)}")
         elif is_like(_FOREIGN, line):
             hidden += count(line)
-        elif is_like(_GO_FRAME, line) and shown and isinstance(shown[-1], str):
+        elif shown and isinstance(name := shown[-1], str) and _is_of_library(name, line):
             shown.pop()
             hidden += 2
         else:
             shown.append(line)
     return [*shown, Hidden(hidden, FRAMES)] if hidden else shown
+
+
+def _is_of_library(name: str, place: str) -> bool:
+    if is_like(_RUST_FRAME, place):
+        return is_like(_RUST_NAME, name)
+    return is_like(_GO_FRAME, place)
 
 
 def _is_marks(line: str | Hidden) -> bool:
