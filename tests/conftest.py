@@ -105,7 +105,7 @@ def _nothing_is_left_behind(_guard: None) -> Iterator[None]:
     yield
     if local._embedded:
         local._embedded.close()
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 60
     while (left := left_over() - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, left

@@ -16,7 +16,7 @@ KEY = "key-of-the-tests-0123456789"
 HUTCH = [sys.executable, "-m", "hutch"]
 
 
-def wait_for(is_so: Callable[[], object], seconds: float = 20) -> bool:
+def wait_for(is_so: Callable[[], object], seconds: float = 120) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if is_so():

@@ -67,7 +67,7 @@ def docker_engine() -> Iterator[Client]:
 
 def _left_in(own: Client) -> set[str]:
     """What tests left in an engine that had nothing before them. The bundle is there to stay."""
-    deadline = time.monotonic() + 20  # a guest whose host was killed takes five seconds
+    deadline = time.monotonic() + 60  # a guest whose host was killed takes five seconds
     while True:
         containers = json.loads(own.call("GET", "/containers/json?all=1"))
         volumes = json.loads(own.call("GET", "/volumes"))["Volumes"] or []

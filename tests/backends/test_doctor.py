@@ -144,8 +144,8 @@ def test_leftovers_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_pat
 def test_a_trial_that_hangs_or_dies_is_an_answer_too() -> None:
     code = (
         f"import sys; sys.path.append({str(SOURCE)!r}); import {DOCTOR} as d; import os, time\n"
-        "d.TRIAL_TIMEOUT = 0.2\n"
-        "for act in (lambda: time.sleep(60), lambda: os._exit(3), lambda: 1 / 0):\n"
+        "acts = (0.2, lambda: time.sleep(60)), (60, lambda: os._exit(3)), (60, lambda: 1 / 0)\n"
+        "for d.TRIAL_TIMEOUT, act in acts:\n"
         "    print(d.Check('x', lambda: d.trial(act)).layer().why)\n"
     )
     said = run([sys.executable, "-I", "-S", "-c", code]).stdout.splitlines()

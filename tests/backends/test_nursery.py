@@ -127,7 +127,7 @@ def test_the_death_of_a_nursery_costs_no_box_anything(counted: Image, box: Sandb
     assert box.shell.run("echo here").stdout == "here\n"
     with Sandbox.create(image=counted) as cold:  # made while there may be none
         assert cold.run_code("import counted; 6 * 7").text == "42"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not {pid for pid in processes("hutch-preload") if pid > nursery}:
         assert time.monotonic() < deadline, "no other took its place"
         time.sleep(0.05)
@@ -148,7 +148,7 @@ def test_a_nursery_that_was_forked_often_is_replaced_and_costs_no_box_anything()
             await kept.run_code("x = 41")
             (before,) = processes("hutch-preload") - others
             await some(image, MAX_FORKS)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while (now := processes("hutch-preload") - others) in ({before}, set()) or len(now) > 1:
                 assert time.monotonic() < deadline, "no other took its place"
                 await asyncio.sleep(0.05)
@@ -165,7 +165,7 @@ def test_a_nursery_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sa
     os.kill(nursery, signal.SIGSTOP)
     with Sandbox.create(image=counted) as cold:
         assert cold.run_code("1 + 1").text == "2"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while nursery in processes("hutch-preload"):
         assert time.monotonic() < deadline, "it was of no use any more"
         time.sleep(0.05)

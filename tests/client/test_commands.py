@@ -24,7 +24,7 @@ from hutch import (
 pytestmark = pytest.mark.usefixtures("shared_box")  # which skips where there can be none
 
 
-def wait_for(condition, seconds: float = 30) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -98,15 +98,15 @@ def test_check_turns_a_bad_result_into_an_error_that_has_it(shared_box, way):
         run("echo so far; echo oh no >&2; exit 3", check=True)
     assert (failed.value.result.stdout, failed.value.result.exit_code) == ("so far\n", 3)
     with pytest.raises(TimedOut, match="timed out") as late:
-        run("echo so far; sleep 1000", timeout=0.5, check=True)
+        run("echo so far; sleep 1000", timeout=3, check=True)
     assert late.value.result.stdout == "so far\n" and late.value.result.timed_out
 
 
 @pytest.mark.parametrize("way", ["shell", "commands"])
 def test_a_timeout_is_a_result_with_the_output_so_far(shared_box, way):
-    result = getattr(shared_box, way).run("echo so far; sleep 1001", timeout=0.5)
+    result = getattr(shared_box, way).run("echo so far; sleep 1001", timeout=3)
     assert (result.timed_out, result.exit_code, result.stdout) == (True, 124, "so far\n")
-    assert not result.ok and result.duration_ms >= 500
+    assert not result.ok and result.duration_ms >= 3000
     assert not alive(shared_box, "1001")
 
 
@@ -319,7 +319,7 @@ def test_leaving_a_followed_program_leaves_it_alone(shared_box):
 
 
 def test_a_background_program_has_a_timeout_too(shared_box):
-    handle = shared_box.commands.run("echo so far; exec sleep 1006", background=True, timeout=0.5)
+    handle = shared_box.commands.run("echo so far; exec sleep 1006", background=True, timeout=3)
     result = handle.wait()
     assert (result.timed_out, result.exit_code, result.stdout) == (True, 124, "so far\n")
 
@@ -497,7 +497,7 @@ def test_cancelling_an_async_run_kills_its_tree(way):
                 getattr(box, way).run("setsid sleep 1010 & sleep 1010", timeout=600)
             )
             code = "grep -lz '^1010$' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while int((await box.commands.run(code)).stdout) < 2:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)

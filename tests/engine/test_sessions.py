@@ -32,7 +32,7 @@ def test_boxes_opened_at_once_share_one_folder_that_goes_with_the_process() -> N
     before = set(Path("/tmp").glob(f"hutch-{os.getpid()}-*"))
     mine = set(asyncio.run(main())) - before
     assert len(mine) == 1
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while any(folder.exists() for folder in mine) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(folder.exists() for folder in mine)
@@ -55,8 +55,9 @@ def test_a_hundred_boxes_can_be_open_at_once() -> None:
 def test_a_box_that_is_closed_while_a_command_runs_says_that_it_is_lost() -> None:
     async def main() -> str:
         box = await AsyncSandbox.create()
-        running = asyncio.create_task(box.shell.run("sleep 100"))
-        await asyncio.sleep(0.2)
+        running = asyncio.create_task(box.shell.run("touch begun; sleep 100"))
+        while not await box.files.exists("begun"):
+            await asyncio.sleep(0.02)
         await box.close()
         try:
             await running
@@ -76,7 +77,7 @@ def test_after_its_launcher_was_killed_the_next_box_starts_as_if_nothing_had_bee
         for pid in launchers():
             if Path(f"/proc/{pid}/comm").read_text() == "hutch-launcher\n":
                 os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         with pytest.raises(BoxLost):
             while time.monotonic() < deadline:  # the zygote has to notice first
                 one.shell.run("echo gone")

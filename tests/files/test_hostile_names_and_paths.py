@@ -143,7 +143,7 @@ while True:
 """
     flipper = shared_box.commands.run(["python3", "-c", code], background=True)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while "flipping" not in flipper.stdout() and time.monotonic() < deadline:
             time.sleep(0.01)
         seen = set()

@@ -106,9 +106,14 @@ def test_a_kernel_that_makes_no_sense_is_replaced(tmp_path: Path, lib: Path, cod
 def test_what_a_kernel_shows_between_two_cells_is_dropped(tmp_path: Path, lib: Path) -> None:
     async def work(guest: Guest) -> None:
         show = "import threading\n"
-        show += "threading.Timer(0.1, lambda: say(b'N', {'result': RESULT})).start()"
+        show += "def late():\n    while not os.path.exists('go'): time.sleep(0.01)\n"
+        show += "    say(b'N', {'result': RESULT}); os.rename('go', 'gone')\n"
+        show += "threading.Thread(target=late).start()"
         assert (await guest.cell(show))[1] == []
-        await asyncio.sleep(0.3)
+        (tmp_path / "go").touch()
+        while not (tmp_path / "gone").exists():
+            await asyncio.sleep(0.01)
+        await guest.shell("true")  # the guest has read what came before
         end, shown, _ = await guest.cell("say(b'N', {'result': RESULT})")
         assert len(shown) == 1 and not end["restarted"]
 
@@ -234,11 +239,14 @@ def test_an_idle_kernel_is_told_to_sleep_once_and_never_while_a_cell_runs(
     tmp_path: Path, lib: Path
 ) -> None:
     async def work(guest: Guest) -> None:
-        await guest.link.ask(wire.SetIdle(0.2, 7, 8))
-        await guest.cell("time.sleep(0.5)")
+        await guest.link.ask(wire.SetIdle(2, 7, 8))
+        slept = "say(b'A', {'slept': [], 'bytes': 0, 'awake': []}); open('asleep', 'w').close()"
+        await guest.cell(f"otherwise = {slept!r}; time.sleep(3)")
         await guest.cell("open('first', 'w').write(' '.join(heard))")
         assert (tmp_path / "first").read_text() == "start run run"
-        await asyncio.sleep(0.7)
+        while not (tmp_path / "asleep").exists():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(3)  # in which it could be told again
         await guest.cell("open('second', 'w').write(' '.join(heard))")
         assert (tmp_path / "second").read_text() == "start run run sleep run"
 
@@ -250,12 +258,12 @@ def test_a_cell_wakes_a_kernel_that_is_falling_asleep(tmp_path: Path, lib: Path)
         await guest.link.ask(wire.SetIdle(0.1, 7, 8))
         await guest.cell(
             "import select\notherwise = '''\nopen('asleep', 'w').close()\n"
-            "select.select([sock], [], [])\ntime.sleep(1)\n"
+            "select.select([sock], [], [])\ntime.sleep(6)\n"
             "say(b'A', {'slept': [], 'bytes': 0, 'awake': []})'''"
         )
         while not (tmp_path / "asleep").exists():
             await asyncio.sleep(0.02)
-        end, shown, _ = await guest.cell("say(b'N', {'result': RESULT})", 0.5)
+        end, shown, _ = await guest.cell("say(b'N', {'result': RESULT})", 5)
         assert len(shown) == 1 and not end["timed_out"]  # the sleep was not the cell's
 
     with_guest(tmp_path, work, lib=lib)

@@ -12,7 +12,7 @@ from docker_of_tests import RUNTIME
 from hutch import AsyncSandbox, Result, Sandbox
 
 
-def _until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
+def _until(condition: Callable[[], bool], what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, what
@@ -83,12 +83,14 @@ def test_two_commands_at_once_on_one_shell_run_in_order() -> None:
 
 
 def test_a_timeout_while_waiting_for_the_turn_is_a_result(box: Sandbox) -> None:
-    first = threading.Thread(target=lambda: box.shell.run("sleep 1.5; echo done > /tmp/done"))
+    command = "touch /tmp/begun; until [ -e /tmp/go ]; do sleep 0.1; done; echo done > /tmp/done"
+    first = threading.Thread(target=lambda: box.shell.run(command))
     first.start()
-    _until(lambda: _running(box, "sleep 1.5"), "the first command does not start")
+    _until(lambda: box.files.exists("/tmp/begun"), "the first command does not start")
     waiting = box.shell.run("echo never", timeout=0.2)
     assert (waiting.timed_out, waiting.exit_code, waiting.stdout) == (True, 124, "")
     assert "busy" in waiting.stderr
+    box.files.write("/tmp/go", "")
     first.join()
     assert box.shell.run("cat /tmp/done").stdout == "done\n"
 

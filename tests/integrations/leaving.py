@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-PATIENCE = 180  # seconds; some frameworks take long to load
+PATIENCE = 600  # seconds; some frameworks take long to load
 
 
 def new_mark() -> str:

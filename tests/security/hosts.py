@@ -232,7 +232,7 @@ class Traces:
         mounts = Path("/proc/mounts").read_text().splitlines()
         return found + [line for line in mounts if self.folder in line]
 
-    def are_gone(self, seconds: float = 10) -> bool:
+    def are_gone(self, seconds: float = 120) -> bool:
         return wait_until(lambda: not self.left(), seconds)
 
 

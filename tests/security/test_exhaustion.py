@@ -67,7 +67,7 @@ def test_many_programs_that_take_too_much_together_are_ended(operator: Operator)
         handle = box.commands.run(["bash", "-c", f"{greedy} </dev/zero"], background=True)
         time.sleep(1)
         # What counts may be ended for its memory, too; then it says nothing.
-        assert wait_until(lambda: float(box.commands.run(total).stdout or "inf") < 100, 20)
+        assert wait_until(lambda: float(box.commands.run(total).stdout or "inf") < 100, 120)
         handle.kill()
 
 
@@ -127,7 +127,7 @@ def test_open_files_are_bounded(operator: Operator) -> None:
     before = open_on_the_host()
     with attacked(operator) as box:
         assert python(box, OPEN_ALL).stdout == "EMFILE True\n" * 4
-    assert wait_until(lambda: open_on_the_host() < before + 2000, 20)
+    assert wait_until(lambda: open_on_the_host() < before + 2000, 60)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_open_files_are_bounded(operator: Operator) -> None:
 def test_a_flood_of_output_is_cut_and_the_host_stays_small(operator: Operator, flood: str) -> None:
     with attacked(operator) as box:
         before = resident(operator.pid)
-        result = box.commands.run(["bash", "-c", flood], timeout=0.6)
+        result = box.commands.run(["bash", "-c", flood], timeout=3)
         assert (result.timed_out, result.exit_code) == (True, 124)
         assert result.total_bytes > 10_000
         assert len(result.output) < 4 << 20
@@ -162,27 +162,29 @@ def test_output_that_nobody_reads_blocks_its_program_and_nobody_else(operator: O
             sizes.append(resident(guest))
         assert max(sizes) < before + 32
         operator.python("kept.pop().close()")
-        assert wait_until(lambda: box.commands.run("pgrep -c yes").stdout == "0\n", 10)
+        assert wait_until(lambda: box.commands.run("pgrep -c yes").stdout == "0\n", 120)
 
 
 SPIN = """
 import os, threading, time
-end = time.monotonic() + 1
+began = time.monotonic()
+end = began + 1
 def spin():
     while time.monotonic() < end: pass
 for _ in range(3):
     if not os.fork():
         [threading.Thread(target=spin).start() for _ in range(6)]; spin(); os._exit(0)
 for _ in range(3): os.wait()
-used = os.times(); print(used.children_user + used.children_system)
+used = os.times()
+print(used.children_user + used.children_system, time.monotonic() - began)
 """
 
 
 def test_a_busy_box_gets_its_share_of_the_processor_and_no_more(operator: Operator) -> None:
     with attacked(operator, cpus=0.5) as box:
-        used = float(python(box, SPIN).stdout)
+        used, elapsed = map(float, python(box, SPIN).stdout.split())
         if operator.bounded:
-            assert used < 1  # half of a second, and what a period may overdraw
+            assert used < elapsed / 2 + 0.5  # its half, and what a period may overdraw
 
 
 def test_a_box_cannot_raise_its_priority(box: FarThing) -> None:
@@ -279,7 +281,7 @@ def test_boxes_together_do_not_use_up_what_root_has(operator: Operator) -> None:
         for _ in range(5):
             box = boxes.enter_context(operator.box())
             handle = box.commands.run(["python3", "-c", take], background=True)
-            assert wait_until(lambda handle=handle: handle.stdout() == "taken", 20)
+            assert wait_until(lambda handle=handle: handle.stdout() == "taken", 60)
         mine = ctypes.CDLL(None, use_errno=True).inotify_init1(0)
         assert mine >= 0, os.strerror(ctypes.get_errno())
         os.close(mine)

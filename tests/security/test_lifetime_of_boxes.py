@@ -13,7 +13,7 @@ from .hosts import FarThing, Operator, Traces, alive, below, stop, wait_until
 from .hosts import operator as operated
 
 # The promise is two seconds; a machine that runs many tests at once gets some more.
-SOON = 6
+SOON = 60
 
 
 def busy(mine: Operator) -> Traces:
@@ -47,7 +47,7 @@ def test_boxes_go_with_their_process(who: str, end: str) -> None:
         else:
             assert mine.process.stdin
             mine.process.stdin.close()
-        assert wait_until(lambda: mine.process.poll() is not None, 15)
+        assert wait_until(lambda: mine.process.poll() is not None, 60)
         assert traces.are_gone(SOON), traces.left()
 
 
@@ -65,7 +65,7 @@ answer = []
 for _ in range(3):
     pid = os.fork()  # it has a copy of everything: the control socket, those to the boxes
     if not pid:
-        time.sleep(30); os._exit(0)
+        time.sleep(600); os._exit(0)
     answer.append(pid)
 """
     with operated(who) as mine:
@@ -134,7 +134,7 @@ def test_a_zygote_killed_while_boxes_are_made_costs_only_those(who: str) -> None
 import threading, time
 end = time.monotonic() + 1.5
 answer = {"made": 0, "refused": 0}
-while time.monotonic() < end:
+while time.monotonic() < end or answer["made"] < 4 and answer["refused"] < 1000:
     try:
         with Sandbox.create() as box: box.commands.run("true")
         answer["made"] += 1

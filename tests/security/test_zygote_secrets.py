@@ -111,7 +111,7 @@ def test_the_death_of_the_zygote_costs_its_boxes_and_no_more(who: str) -> None:
             running.wait()
         with pytest.raises(BoxLost):
             box.commands.run("true")
-        assert wait_until(lambda: not any(alive(pid) for pid in guests), 5)
+        assert wait_until(lambda: not any(alive(pid) for pid in guests), 60)
         with mine.box() as after:
             assert after.commands.run("echo ok").stdout == "ok\n"
 

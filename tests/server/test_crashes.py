@@ -77,9 +77,9 @@ def test_output_that_nobody_had_read_yet_is_not_lost(tmp_path: Path) -> None:
 def test_a_session_that_is_due_while_no_server_runs_is_expired_by_the_next(tmp_path: Path) -> None:
     with Victim(tmp_path) as victim:
         first_word(victim)
-        id = victim.ask("OpenSession", ttl_seconds=1)["id"]
+        id = victim.ask("OpenSession", ttl_seconds=5)["id"]
         victim.kill()
-    time.sleep(1.1)
+    time.sleep(5.1)
 
     async def look(made: Service) -> None:
         assert made.adoption.expired == 1

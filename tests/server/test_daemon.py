@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sqlite3
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -110,11 +109,11 @@ def test_a_drain_waits_for_the_command_that_runs(folder: Path) -> None:
         box = Sandbox.create(url=daemon.url)
         said: list[str] = []
         work = threading.Thread(
-            target=lambda: said.append(box.shell.run("sleep 1.5; echo whole").stdout)
+            target=lambda: said.append(box.shell.run("touch begun; sleep 2; echo whole").stdout)
         )
         work.start()
-        time.sleep(0.5)
-        daemon.stop("--drain", "20")
+        assert wait_for(lambda: box.files.exists("begun"), 120)
+        daemon.stop("--drain", "120")
         work.join()
         assert said == ["whole\n"]
         daemon.start()

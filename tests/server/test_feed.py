@@ -20,7 +20,7 @@ from hutch.server.keys import Caller
 from hutch.server.service import Service
 from hutch.types import BoxInfo, Limits
 
-PATIENCE = 30
+PATIENCE = 120
 
 
 def info(number: int, owner: str = "alice", status: str = "running") -> BoxInfo:

@@ -237,7 +237,7 @@ class Maker:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not true():
             await asyncio.sleep(0.001)
 
@@ -256,7 +256,7 @@ async def opened(
     try:
         yield pool
     finally:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await pool.close()
 
 

@@ -25,7 +25,7 @@ def logger_of(log: ServerLog) -> logging.Logger:
 
 
 async def next_of(stream: AsyncGenerator[LogRecord, None]) -> LogRecord:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return await anext(stream)
 
 

@@ -184,7 +184,7 @@ def read_all(sock: socket.socket) -> bytes:
     return got
 
 
-def eventually(check: Any, seconds: float = 15) -> Any:
+def eventually(check: Any, seconds: float = 120) -> Any:
     """What `check` answers once it is true."""
     deadline = time.monotonic() + seconds
     while not (found := check()):

@@ -212,11 +212,11 @@ def test_hostile_files_are_compared_in_bounded_time() -> None:
     chance = random.Random(6)
     lines = [f"{n}\n" for n in range(20_000)]
     few = [chance.choice("ab") + "\n" for _ in range(20_000)]
-    started = time.monotonic()
+    started = time.process_time()
     for one, other in [(lines, lines[::-1]), (lines, chance.sample(lines, len(lines))),
                        (few, few[::-1]), (few, chance.sample(few, len(few)))]:  # fmt: skip
         blocks(one, other)
-    assert time.monotonic() - started < 60  # without a bound, it is hours
+    assert time.process_time() - started < 60  # without a bound, it is hours
 
 
 def test_who_finds_nothing_is_told_only_what_may_be_why(tools, shared_box):
