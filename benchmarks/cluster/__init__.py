@@ -1,0 +1,1 @@
+"""A Kubernetes of one node on this machine."""

@@ -1,0 +1,224 @@
+"""The programs of a Kubernetes: found on this machine, or built from source once.
+
+Debian has etcd, runc and the network plugins. Its Kubernetes and its containerd are too old or not
+there, and so these are built from their Go modules, into a folder of the user's cache that is named
+by their versions: 5 to 10 minutes on two quiet cores, 600 MB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+KUBERNETES, CONTAINERD = "1.36.3", "2.2.9"
+VERSION = f"kubernetes-{KUBERNETES}-containerd-{CONTAINERD}"
+BUILDING = ".building-"
+PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")  # where Debian has them, and where others do
+FROM_DEBIAN = {
+    "etcd": "etcd-server",
+    "runc": "runc",
+    "busybox": "busybox-static",
+    "unshare": "util-linux",
+    "setpriv": "util-linux",
+    "nsenter": "util-linux",
+    "ip": "iproute2",
+    "openssl": "openssl",
+}
+
+
+class ClusterFailed(Exception):
+    """A program is missing, or did not do its part. Says which, and which log to read."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Go module of which we build commands."""
+
+    path: str
+    version: str
+    # Of the module, and of its go.mod. The go command refuses to use anything else. The go.sum in
+    # the module has those of what it depends on, and what is in neither (the parts of Kubernetes
+    # that are modules of their own) is checked by Go's checksum database.
+    sums: tuple[str, str]
+    commands: tuple[str, ...]
+    stamps: Mapping[str, str]  # what its own build writes into the version
+    parts: str = ""  # the version of those that its go.mod replaces by a folder
+    tags: str = ""
+
+
+MODULES = (
+    Module(
+        "github.com/containerd/containerd/v2",
+        f"v{CONTAINERD}",
+        (
+            "h1:ddw9THGOXhcKnHORjkKoXtazPjwtcPwmqk8AVyRpfZw=",
+            "h1:lTw+wrjREio28N9+3umHS73C6Cs1mxrhczBcAliInuI=",
+        ),
+        ("containerd", "containerd-shim-runc-v2", "ctr"),
+        {"github.com/containerd/containerd/v2/version.Version": CONTAINERD},
+        tags="no_btrfs,no_devmapper,no_zfs",
+    ),
+    Module(
+        "k8s.io/kubernetes",
+        f"v{KUBERNETES}",
+        (
+            "h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o=",
+            "h1:6oChkQeI7Yf6lV9lFpSdRzODdbY/ECp/4zUeBk8ONaw=",
+        ),
+        ("kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kubectl"),
+        {
+            "k8s.io/component-base/version.gitVersion": f"v{KUBERNETES}",
+            "k8s.io/component-base/version.gitMajor": KUBERNETES.split(".")[0],
+            "k8s.io/component-base/version.gitMinor": KUBERNETES.split(".")[1],
+        },
+        parts=f"v0.{KUBERNETES.partition('.')[2]}",
+    ),
+)
+
+
+def cache() -> Path:
+    """Where built programs are kept: HUTCH_CLUSTER_CACHE, or a folder of the user's cache."""
+    if named := os.environ.get("HUTCH_CLUSTER_CACHE"):
+        return Path(named).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "hutch", "cluster")
+
+
+def built() -> Path | None:
+    """The folder with the programs that were built, if they were."""
+    folder = cache() / VERSION
+    return folder if folder.is_dir() else None
+
+
+def plugins() -> Path | None:
+    """The folder with the network plugins of Debian's containernetworking-plugins."""
+    return next((Path(place) for place in PLUGINS if Path(place, "host-local").exists()), None)
+
+
+def missing() -> list[str]:
+    """What must be installed before a cluster can be started, as `program (Debian: package)`."""
+    found = [
+        f"{name} (Debian: {package})"
+        for name, package in FROM_DEBIAN.items()
+        if not shutil.which(name)
+    ]
+    if not plugins():
+        found.append("network plugins (Debian: containernetworking-plugins)")
+    return found
+
+
+def build() -> Path:
+    """The folder with the programs, which are built if this version was not built before.
+
+    Several processes may call this at once: one builds, the others wait. A build that fails or is
+    killed leaves nothing at that name. The go command's own caches need 4 GB while it builds. They
+    are kept for a build that was interrupted, and removed after one that was not; those that
+    GOCACHE and GOMODCACHE name are used instead and kept.
+
+    Raises ClusterFailed.
+    """
+    finished = cache() / VERSION
+    if finished.is_dir():
+        return finished
+    if not shutil.which("go"):
+        raise ClusterFailed("go is not installed, which builds Kubernetes (1.26 or later)")
+    finished.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(finished.parent):
+        if not finished.is_dir():
+            _build(finished)
+    return finished
+
+
+def _build(finished: Path) -> None:
+    for left in finished.parent.glob(f"{BUILDING}*"):  # by a build that was killed
+        shutil.rmtree(left)
+    own = {"GOCACHE": finished.parent / "go-build", "GOMODCACHE": finished.parent / "go-mod"}
+    env = {
+        **{name: str(folder) for name, folder in own.items()},
+        **os.environ,
+        "CGO_ENABLED": "0",
+        # -mod=mod: go.sum gets the sums of what is checked by the database.
+        "GOFLAGS": "-mod=mod -modcacherw -trimpath -buildvcs=false",
+        "GOWORK": "off",
+    }
+    with tempfile.TemporaryDirectory(prefix=BUILDING, dir=finished.parent) as name:
+        programs = Path(name, "programs")
+        programs.mkdir()
+        for module in MODULES:
+            source = Path(name, *module.path.split("/"))
+            source.mkdir(parents=True)
+            _write_go_mod(module, source, env)
+            _log(f"building {' '.join(module.commands)} {module.version}")
+            stamps = " ".join(f"-X {name}={value}" for name, value in module.stamps.items())
+            commands = [f"{module.path}/cmd/{command}" for command in module.commands]
+            options = ["-tags", module.tags, "-ldflags", f"-s -w {stamps}", "-o", f"{programs}/"]
+            _go(["build", *options, *commands], source, env)
+        programs.rename(finished)
+    for folder in own.values():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_go_mod(module: Module, into: Path, env: Mapping[str, str]) -> None:
+    """Write the go.mod and go.sum of a module that depends on `module`, and on what it does.
+
+    In the repository of Kubernetes, its parts are folders. They are also published, as modules.
+    """
+    (into / "go.mod").write_text("module cluster\n")
+    downloaded = json.loads(
+        _go(["mod", "download", "-json", f"{module.path}@{module.version}"], into, env)
+    )
+    described = json.loads(_go(["mod", "edit", "-json", downloaded["GoMod"]], into, env))
+    parts = {entry["Old"]["Path"] for entry in described["Replace"] or ()}
+    needed = {entry["Path"]: entry["Version"] for entry in described["Require"]}
+    needed |= {path: module.parts for path in parts} | {module.path: module.version}
+    (into / "go.mod").write_text(
+        "\n".join(
+            [
+                "module cluster",
+                f"go {described['Go']}",
+                *(f"require {path} {version}" for path, version in needed.items()),
+                *(f"replace {path} => {path} {module.parts}" for path in sorted(parts)),
+                "",
+            ]
+        )
+    )
+    of_module, of_go_mod = module.sums
+    own = (
+        f"{module.path} {module.version} {of_module}\n"
+        f"{module.path} {module.version}/go.mod {of_go_mod}\n"
+    )
+    (into / "go.sum").write_text(own + Path(downloaded["Dir"], "go.sum").read_text())
+
+
+def _go(argv: list[str], folder: Path, env: Mapping[str, str]) -> str:
+    # It ends with us, as another build removes the folder that it writes to.
+    argv = ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "5", "go", *argv]
+    ran = subprocess.run(argv, cwd=folder, env=dict(env), text=True, capture_output=True)
+    if ran.returncode:
+        # What it downloads comes first, and why it failed comes last.
+        raise ClusterFailed(f"`{' '.join(argv[5:8])}…` failed: {ran.stderr.strip()[-2000:]}")
+    return ran.stdout
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log("waiting for another build")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
