@@ -16,6 +16,7 @@ import pytest
 from must_work import need
 
 import guard_of_tests
+from cluster_of_tests import cluster as cluster
 from docker_of_tests import DEBIAN, RUNTIME
 from docker_of_tests import docker_engine as docker_engine
 from guard_of_tests import MARK

@@ -122,7 +122,7 @@ def containers_of(host: str, owner: int) -> list[int]:
 
 def give_images(to: Client, *, debian: bool = True) -> None:
     if not to.has_image(BUSYBOX):
-        to.import_image(BUSYBOX, io.BytesIO(_busybox()), [ENV])
+        to.import_image(BUSYBOX, io.BytesIO(busybox_of_image()), [ENV])
     if debian and not to.has_image(DEBIAN):
         with open(debian_root(), "rb") as tar:
             to.import_image(DEBIAN, tar, [ENV, "ENV LANG=C.UTF-8"])
@@ -136,7 +136,7 @@ def _or_need() -> Iterator[None]:
         need("docker", str(exc))
 
 
-def _busybox() -> bytes:
+def busybox_of_image() -> bytes:
     busybox = shutil.which("busybox")
     if not busybox or not is_static(busybox):
         raise EngineFailed("a static busybox is needed for the image (Debian: busybox-static)")
