@@ -25,7 +25,7 @@
     │   └── GuestMisbehaved     it broke the wire protocol and was stopped
     ├── BackendUnavailable      the operator: this machine cannot do what was asked
     │   └── IncompatibleBox     the session's box is of another version of Hutch; it lives on
-    └── ServerUnavailable       the operator: the server cannot be reached, or is going away
+    └── ServerUnavailable       the operator: the server cannot be reached, or is shutting down
 
 A command that exits with 1 is not an error: it ran, and that is a Result.
 """

@@ -185,7 +185,7 @@ def test_when_it_is_closed_those_who_wait_are_told_and_those_who_run_go_on() -> 
         first, second = turns.ask("a1", "a2")
         await settled()
         turns.starts.close()
-        with pytest.raises(ServerUnavailable, match="going away"):
+        with pytest.raises(ServerUnavailable, match="shutting down"):
             await second
         with pytest.raises(ServerUnavailable):
             await turns.take("b1")
@@ -318,7 +318,7 @@ def test_those_who_wait_are_told_when_the_server_stops(tmp_path: Path) -> None:
         await until(lambda: made._sessions.boxes.starts.waiting == 2)
         stopping = asyncio.ensure_future(made._sessions.leave(drain=60, kill=True))
         for waiting in creating[1:]:
-            with pytest.raises(ServerUnavailable, match="going away"):
+            with pytest.raises(ServerUnavailable, match="shutting down"):
                 await waiting
         backend.go.set()
         await stopping

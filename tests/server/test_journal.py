@@ -322,7 +322,7 @@ def test_a_command_is_told_with_its_two_ends() -> None:
     said = command_entry(op.RunShell("s1", "x" * 10**6), result(long))
     assert said["truncated"] and len(said["output"]) < 2 * END + 100
     assert said["output"].startswith("a" * END) and said["output"].endswith("c" * END)
-    assert "100000 letters not kept" in said["output"]
+    assert "100000 characters not kept" in said["output"]
     assert len(said["command"]) < MAX_COMMAND + 100
     assert "kept" not in said
 

@@ -146,7 +146,7 @@ def test_whoever_wants_it_alone_needs_nobody_in_and_keeps_others_out(tmp_path: P
         assert workspaces.in_use("ada", "data") == ("first",)
         workspaces.release("first")
         await workspaces.use("ada", "data", "second", exclusive=True)
-        with pytest.raises(Conflict, match="session second has workspace data for itself"):
+        with pytest.raises(Conflict, match="session second has exclusive use of workspace data"):
             await workspaces.use("ada", "data", "third")
         await workspaces.use("ada", "data", "second", exclusive=True)  # its own: again is fine
         workspaces.release("second")
@@ -204,7 +204,7 @@ def test_one_that_is_adopted_is_used_again_however_full_it_is(tmp_path: Path) ->
         assert workspaces.in_use("ada", "data") == ()
         folder = workspaces.adopt("ada", "data", "s", exclusive=True)
         assert (folder / "file").exists()
-        with pytest.raises(Conflict, match="for itself"):
+        with pytest.raises(Conflict, match="exclusive use of"):
             await workspaces.use("ada", "data", "t")
 
     run(tmp_path, before)
@@ -350,7 +350,7 @@ def test_a_size_that_was_forgotten_while_it_was_measured_is_not_remembered(tmp_p
         await sizes.now(tmp_path)
         assert sizes.known(tmp_path)
         await workspaces.close()
-        with pytest.raises(ServerUnavailable, match="going away"):
+        with pytest.raises(ServerUnavailable, match="shutting down"):
             await sizes.now(tmp_path)
 
     asyncio.run(main())

@@ -146,7 +146,7 @@ def test_a_change_that_comes_too_late_does_not_make_a_session_live_again(path: P
         for late in ("running", "destroyed", "destroying"):
             with pytest.raises(SessionEnded):
                 await store.update("s1", status=late, box="box-2")
-        kept = await store.update("s1", why="its time was over")
+        kept = await store.update("s1", why="its deadline passed")
         assert (kept.info.status, kept.box) == ("expired", None)
 
     run(path, test)
@@ -633,7 +633,7 @@ def test_a_store_that_is_closed_says_so_and_closing_twice_is_no_error(path: Path
         await store.insert(record("s1"))
         await store.close()
         await store.close()
-        with pytest.raises(ServerUnavailable, match="going away"):
+        with pytest.raises(ServerUnavailable, match="shutting down"):
             await store.get("s1")
 
     run(path, test)

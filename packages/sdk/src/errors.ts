@@ -134,7 +134,7 @@ export class BackendUnavailable extends HutchError {
 export class IncompatibleBox extends BackendUnavailable {
   static override readonly code: string = 'incompatible_box';
 }
-/** The server cannot be reached, or is going away. What is safe to repeat was repeated. */
+/** The server cannot be reached, or is shutting down. Safe requests were retried. */
 export class ServerUnavailable extends HutchError {
   static override readonly code: string = 'server_unavailable';
 }

@@ -160,7 +160,7 @@ class ResultCollector:
         """The results that this data completes."""
         self._size += len(data)
         if self._size > wire.MAX_CELL_RESULTS + 2 * wire.MAX_MESSAGE:
-            raise GuestMisbehaved("the guest sent more results than it may")
+            raise GuestMisbehaved("too many results from guest")
         try:
             for message in self._messages.feed(data):
                 if "answer" in message:
@@ -168,7 +168,7 @@ class ResultCollector:
                     continue
                 result = _result(wire.check_result(message.get("result")))
                 if len(self.results) > wire.MAX_RESULTS:
-                    raise GuestMisbehaved("the guest sent more results than it may")
+                    raise GuestMisbehaved("too many results from guest")
                 self.results.append(result)
                 yield result
         except (ValueError, wire.RemoteProtocolError) as exc:
@@ -372,7 +372,7 @@ class CellCalls:
     def _call(self, body: wire.CallBody) -> Call:
         self._ids = self._calls.still_open(self._ids)
         if len(self._ids) >= wire.MAX_CALLS:
-            raise GuestMisbehaved("the guest sent more calls than it may")
+            raise GuestMisbehaved("too many calls from guest")
         id = self._calls.add(self._context, body["id"])
         self._ids.add(id)
         return Call(id, body["name"], tuple(body["args"]), body["kwargs"])

@@ -452,7 +452,7 @@ class Lifecycle:
     async def _watch_clock(self) -> None:
         while not self._ending:
             if self.seconds_left <= 0:
-                await self._end("expired", "its time was over (ttl)")
+                await self._end("expired", "its deadline passed (ttl)")
                 return
             idle = await self._until_idle()
             if idle <= 0:

@@ -150,4 +150,4 @@ def _refuse(waiter: _Waiter, error: HutchError) -> None:
 
 
 def _going_away() -> ServerUnavailable:
-    return ServerUnavailable("this server is going away: no session can be opened")
+    return ServerUnavailable("this server is shutting down: no session can be opened")

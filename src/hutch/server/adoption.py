@@ -104,7 +104,7 @@ async def _take_over(
         return
     if _is_due(sessions, record):
         report.expired += 1
-        await _end(sessions, record, alive, "expired", "its time was over (ttl)")
+        await _end(sessions, record, alive, "expired", "its deadline passed (ttl)")
         return
     if record.saved is None and record.box not in alive:
         report.lost += 1

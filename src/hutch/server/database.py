@@ -87,7 +87,7 @@ class Database:
         except RuntimeError as exc:
             if "shutdown" not in str(exc):
                 raise
-            raise ServerUnavailable("the server is going away") from None
+            raise ServerUnavailable("the server is shutting down") from None
 
     def _guarded(self, work: Callable[[], T], asked: float) -> T:
         try:
@@ -105,7 +105,7 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            raise ServerUnavailable("the server is going away")
+            raise ServerUnavailable("the server is shutting down")
         return self._connection
 
     def _transact(self, work: Work[T], durable: bool) -> T:

@@ -1,8 +1,8 @@
-"""Tells those who follow sessions what changes. It costs nothing without followers.
+"""Sends changes of sessions to those who follow them. It costs nothing without followers.
 
-A follower that reads slowly does not get what is out of date by then: of each session, only the
-newest record waits for it. So what waits is bounded by the number of sessions; and where those are
-too many, because thousands come and go, the follower is ended with an error.
+A slow follower skips outdated records: only the newest record of each session waits for it. So the
+queue is bounded by the number of sessions. If thousands of them come and go, and even that is too
+much, the follower is ended with an error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SessionFeed:
         try:
             for count, info in enumerate(current(), 1):
                 if may_see(info):
-                    # What has changed since then comes now, and not once more later.
+                    # If it has changed since, send the newer record now, and not again later.
                     yield follower.take(info.id) or info
                 if count % TURN == 0:
                     await asyncio.sleep(0)

@@ -262,7 +262,7 @@ def _step_of(seconds: float) -> int:
 
 
 def _percentile(counts: Counter[int], part: float) -> float | None:
-    """A latency that so many are not above."""
+    """The latency that this part of them does not exceed; exact to a step."""
     wanted = math.ceil(part * counts.total())
     so_far = 0
     for step in sorted(counts):

@@ -374,14 +374,16 @@ def file_entry(o: Operation[object], answer: object) -> dict[str, object]:
 def text(value: str, limit: int) -> str:
     """Its first `limit` characters, without lone surrogates."""
     cut = value[:limit].encode("utf-8", "replace").decode()
-    return cut if len(value) <= limit else f"{cut}\n[... {len(value) - limit} letters not kept ...]"
+    return (
+        cut if len(value) <= limit else f"{cut}\n[... {len(value) - limit} characters not kept ...]"
+    )
 
 
 def clip(value: str) -> str:
     """Its beginning and its end."""
     if len(value) <= 2 * END:
         return text(value, 2 * END)
-    gap = f"\n[... {len(value) - 2 * END} letters not kept ...]\n"
+    gap = f"\n[... {len(value) - 2 * END} characters not kept ...]\n"
     return text(value[:END], END) + gap + text(value[-END:], END)
 
 

@@ -186,7 +186,7 @@ class Keys:
         if scope not in SCOPES:
             raise InvalidRequest(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
         if len(label) > MAX_LABEL or not label.isprintable():
-            raise InvalidRequest(f"a label is printable and at most {MAX_LABEL} letters long")
+            raise InvalidRequest(f"a label has at most {MAX_LABEL} characters, all printable")
         _check_limits(images, workspaces)
         if scope not in ("read", "run") and (images or workspaces):
             raise InvalidRequest(

@@ -57,7 +57,7 @@ class Recorder:
         self._summarized = time.monotonic()
 
     def performed(self, operation: Recorded, caller: Caller, answer: object) -> None:
-        """It was carried out, or, if it streams, begun. Never raises."""
+        """Record an operation that was carried out or, if it streams, has begun. Never raises."""
         try:
             self._performed(operation, caller, answer)
         except Exception:
@@ -65,7 +65,7 @@ class Recorder:
             log.exception("cannot record %s in the audit log", type(operation).__name__)
 
     def failed(self, operation: Recorded, caller: Caller, exc: BaseException) -> None:
-        """Never raises, so that the caller gets `exc`."""
+        """Record an operation that failed. Never raises, so that the caller gets `exc`."""
         try:
             self._failed(operation, caller, exc)
         except Exception:

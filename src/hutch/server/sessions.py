@@ -109,7 +109,7 @@ class Sessions:
         ServerUnavailable; and Conflict if the key was used for another request.
         """
         if self._going_away:
-            raise ServerUnavailable("this server is going away: no session can be opened")
+            raise ServerUnavailable("this server is shutting down: no session can be opened")
         o = completed(o, self.rules, self.backend.default_image, self._folder.parent)
         if o.idempotency_key is None:
             return await self._open(o, owner, None)

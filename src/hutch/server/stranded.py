@@ -113,9 +113,11 @@ class StrandedSessions:
             try:
                 with contextlib.suppress(BackendUnavailable):  # its launcher ends it
                     await self._kill(stranded.record)
-                await self._forget(id, "expired", "its time was over (ttl)")
+                await self._forget(id, "expired", "its deadline passed (ttl)")
             except (HutchError, OSError) as exc:
-                log.warning("session %s, whose time is over, is still there: %r", id, exc)
+                log.warning(
+                    "session %s, whose deadline has passed, could not be ended: %r", id, exc
+                )
 
     async def _kill(self, record: SessionRecord) -> None:
         if record.box is None:

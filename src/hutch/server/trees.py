@@ -537,7 +537,7 @@ class FolderSizes:
             try:
                 size = await asyncio.to_thread(_measured, folder, self._stop)
             except WalkStopped:
-                raise ServerUnavailable("the server is going away") from None
+                raise ServerUnavailable("the server is shutting down") from None
             if forgotten == self._forgotten:
                 # As of its start: what was written since then may be missing.
                 self._known[folder] = _Size(size, begun, time.monotonic() - begun)

@@ -100,7 +100,7 @@ class SettingsEditor(Protocol):
 
 
 class Watching:
-    """Answers those who look on. Each sees what their key allows."""
+    """Answers operations that only read. Each caller sees what their key allows."""
 
     def __init__(
         self,

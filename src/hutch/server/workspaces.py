@@ -373,13 +373,13 @@ class Workspaces:
         others = {s: alone for s, alone in self._uses.get(name, {}).items() if s != session}
         if alone := [s for s, alone in others.items() if alone]:
             raise Conflict(
-                f"session {alone[0]} has workspace {name.id} for itself: close it first, or wait "
-                "until it ends"
+                f"session {alone[0]} has exclusive use of workspace {name.id}: close it first, or "
+                "wait until it ends"
             )
         if exclusive and others:
             raise Conflict(
-                f"workspace {name.id} is used by {_named(tuple(others))}: it cannot be had for "
-                "oneself until that is closed"
+                f"workspace {name.id} is used by {_named(tuple(others))}: for exclusive use, close "
+                "that first"
             )
         self._uses.setdefault(name, {})[session] = exclusive
 

@@ -66,7 +66,10 @@ _ERROR: Schema = {
     "type": "object",
     "required": ["error_code", "message", "code"],
     "properties": {
-        "error_code": {"type": "string", "description": "As Sandkasten has it, where it does."},
+        "error_code": {
+            "type": "string",
+            "description": "Sandkasten's word for it, or `code` in upper case.",
+        },
         "message": {"type": "string", "description": "What is wrong, and what to do."},
         "code": {"type": "string", "enum": sorted(BY_CODE)},
         "details": {
@@ -241,7 +244,7 @@ def _public() -> dict[str, Schema]:
     }
     plain_text = {"description": "For Prometheus.", "content": {"text/plain": {}}}
     metrics = {
-        "summary": "Metrics for a monitor.",
+        "summary": "Metrics for Prometheus.",
         "operationId": "metrics",
         "responses": {"200": plain_text} | _errors(),
     }

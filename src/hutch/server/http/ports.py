@@ -5,12 +5,12 @@ checked. Our keys never go in; cookies and permissions of the box never come out
 
 A page of a box is shown in a sandbox of the browser: its origin is opaque, so it can neither read
 what this server answers nor store anything as if it were a page of ours. In a preview it may run
-scripts. Then it may load what is below its own path and nothing else, so that a box without a
-network does not get one through its reader's browser. A page that has a tab of its own could still
-lead that anywhere, with what it knows in the address; so it is put into a frame of a page of ours,
-which leads nowhere else. Over plain HTTP from another machine a browser does not say whether it
-fills a tab or a frame. So what is meant for the frame has an address of its own, and a page that is
-asked for at the other one is always the one with the frame.
+scripts, and load what is below its own path and nothing else, so that a box without a network does
+not get one through its reader's browser. A page in a tab of its own could still navigate the tab
+anywhere, and so send out what it knows in the address. So it is shown in a frame of a page of ours,
+which may navigate nowhere else. Over plain HTTP from another machine a browser does not say whether
+it fills a tab or a frame. So what is meant for the frame has an address of its own, and the other
+address always answers with the page that has the frame.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ async def _frame(request: Request, base: str) -> None:
 
 
 def _own(host: bytes, base: bytes) -> bytes:
-    """What is below this path, as a policy has it."""
+    """The source expression of a policy for everything below this path."""
     # The grammar of policies has no IPv6 addresses.
     return b"'self'" if host.startswith(b"[") else host + base
 

@@ -213,7 +213,7 @@ class Request:
         self.service.check_rate(self.caller)
 
     def come_without_key(self) -> None:
-        """Set `caller` to one who may nothing but carry out public operations."""
+        """Set `caller` to a stranger, who may only use public operations."""
         self.caller = self.service.stranger(self.peer, self.id.decode())
 
     def _revoked(self) -> None:
