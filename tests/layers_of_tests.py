@@ -112,7 +112,7 @@ class Inside:
             return call.result, printed.decode()
 
     async def sh(self, command: str) -> str:
-        return (await self.run(wire.Shell("main", command)))[1]
+        return (await self.run(wire.ShellCommand("main", command)))[1]
 
 
 def in_box(root: Root, work: Callable[[Inside], Awaitable[None]], **wishes: Any) -> None:

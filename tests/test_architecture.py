@@ -206,18 +206,22 @@ def test_no_module_is_longer_than_800_lines() -> None:
 # Names that others gave: of the framework that an adapter serves, of IPython.display, and of the
 # SDK that compat stands in for.
 GIVEN = {"adapters", "kernel/hooks.py", "compat"}
+# What the sync SDK calls a workspace, and what servers call its record in openapi.json.
+PUBLIC_TWICE = {"Workspace"}
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:
-    places: dict[str, list[str]] = {}
+    places: dict[str, set[str]] = {}
     for path in FILES:
         place = path.relative_to(ROOT)
-        if place.name.startswith("_sync") or {place.parts[0], str(place)} & GIVEN:
-            continue  # a sync client is generated from its async twin
+        if {place.parts[0], str(place)} & GIVEN:
+            continue
+        # A sync client is generated from its async twin, with some classes of the same name.
+        where = str(place).replace("_sync", "_async")
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(place))
-    assert not {name: where for name, where in places.items() if len(where) > 1}
+                places.setdefault(node.name, set()).add(where)
+    assert {name for name, where in places.items() if len(where) > 1} == PUBLIC_TWICE
 
 
 def test_no_folder_is_called_after_nothing() -> None:

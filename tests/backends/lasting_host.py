@@ -39,7 +39,7 @@ async def keep(box: Box) -> str:
 
 async def shell(id: str, script: str) -> str:
     out = b""
-    async with links[id].call(wire.Shell("main", script)) as call:
+    async with links[id].call(wire.ShellCommand("main", script)) as call:
         async for event in call:
             if isinstance(event, wire.Data):
                 out += event.data

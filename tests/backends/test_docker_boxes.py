@@ -902,7 +902,7 @@ async def main(host, image, lasting):
     box = await made.start(Spec(image=image))
     await box.outlive(60)
     link = await Link.open(await box.connect())
-    await link.ask(wire.Shell("main", "A=1"))
+    await link.ask(wire.ShellCommand("main", "A=1"))
     print(box.id, box.container, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main(*sys.argv[1:]))
@@ -933,7 +933,7 @@ def test_what_a_killed_server_leaves_the_next_one_adopts(engine: Client, tmp_pat
         async with backend(engine.host, lasting=str(tmp_path / "run")) as made:
             assert await made.list() == [box]
             link = await Link.open(await (await made.adopt(box)).connect())
-            said = await link.ask(wire.Shell("main", "test $A = 1"))
+            said = await link.ask(wire.ShellCommand("main", "test $A = 1"))
             assert said["exit_code"] == 0
             await link.close()
         assert os.listdir(tmp_path / "run/docker") == []

@@ -84,7 +84,7 @@ def test_a_call_that_nobody_reads_does_not_hold_up_another() -> None:
         async with link.call(wire.Exec(["yes"])) as unread:
             await anext(unread)
             assert await _output(link, wire.Exec(["echo", "hi"])) == b"hi\n"
-            assert await _output(link, wire.Shell("main", "echo hi")) == b"hi\n"
+            assert await _output(link, wire.ShellCommand("main", "echo hi")) == b"hi\n"
 
     with_link(work)
 
@@ -92,7 +92,7 @@ def test_a_call_that_nobody_reads_does_not_hold_up_another() -> None:
 def test_many_calls_at_once_are_all_answered() -> None:
     async def work(box: Box, link: Link) -> None:
         calls = [_output(link, wire.Exec(["echo", str(n)])) for n in range(40)]
-        calls += [_output(link, wire.Shell("main", f"echo {n}")) for n in range(40)]
+        calls += [_output(link, wire.ShellCommand("main", f"echo {n}")) for n in range(40)]
         assert await asyncio.gather(*calls) == [b"%d\n" % n for n in range(40)] * 2
         assert repr(link) == "<Link up, 0 calls>"
 
@@ -118,7 +118,10 @@ def test_input_waits_until_the_program_has_room_for_it() -> None:
 
 def test_the_end_of_a_box_ends_every_call() -> None:
     async def work(box: Box, link: Link) -> None:
-        calls = [link.call(wire.Exec(["sleep", "99"])), link.call(wire.Shell("main", "sleep 99"))]
+        calls = [
+            link.call(wire.Exec(["sleep", "99"])),
+            link.call(wire.ShellCommand("main", "sleep 99")),
+        ]
         await anext(calls[0])
         await box.kill()
         for call in calls:

@@ -52,7 +52,7 @@ class Guest:
             return call.result, printed
 
     async def shell(self, command: str, timeout: float | None = None) -> tuple[int, str]:
-        result, printed = await self.run(wire.Shell("main", command, timeout))
+        result, printed = await self.run(wire.ShellCommand("main", command, timeout))
         return result["exit_code"], printed.decode()
 
     async def program(self, *argv: str, timeout: float | None = None) -> tuple[int, str]:

@@ -260,7 +260,7 @@ def test_programs_are_killed_for_memory_before_the_guest(bundle: Bundle, ground:
         for _ in range(3):  # its subreaper sees to it once it runs
             wait = "until grep -q ^1000 /proc/self/oom_score_adj; do :; done; echo first"
             assert await say(link, "sh", "-c", wait) == "first\n"
-        _, printed = await run(link, wire.Shell("main", "cat /proc/self/oom_score_adj"))
+        _, printed = await run(link, wire.ShellCommand("main", "cat /proc/self/oom_score_adj"))
         assert printed in ("500\n", "1000\n")
         assert own.read_text() == "0\n"
 
@@ -318,7 +318,7 @@ def test_a_program_can_be_told_to_end(bundle: Bundle, ground: Path) -> None:
         masks = "grep -E '^Sig(Blk|Ign)' /proc/self/status"
         for _, printed in (
             await run(link, wire.Exec(["sh", "-c", masks])),
-            await run(link, wire.Shell("main", masks)),
+            await run(link, wire.ShellCommand("main", masks)),
         ):
             values = [int(line.split()[1], 16) for line in printed.splitlines()]
             assert len(values) == 2 and not any(v >> (signal.SIGTERM - 1) & 1 for v in values)
@@ -412,14 +412,14 @@ def test_without_a_filter_programs_may_gain_rights_if_that_was_asked_for(
 def test_the_next_link_takes_the_place_of_the_one_before(bundle: Bundle, ground: Path) -> None:
     async def work(box: Contained) -> None:
         first = await box.connect()
-        await run(first, wire.Shell("main", "a=kept; cd /tmp"))
+        await run(first, wire.ShellCommand("main", "a=kept; cd /tmp"))
         running = first.call(wire.Exec(["sleep", "1000"]))
         await anext(running)
         second = await box.connect()
         with pytest.raises(BoxLost):
             async for _ in running:
                 pass
-        assert (await run(second, wire.Shell("main", "echo $a $PWD")))[1] == "kept /tmp\n"
+        assert (await run(second, wire.ShellCommand("main", "echo $a $PWD")))[1] == "kept /tmp\n"
 
     with_box(bundle, ground, work)
 
@@ -427,11 +427,11 @@ def test_the_next_link_takes_the_place_of_the_one_before(bundle: Bundle, ground:
 def test_a_host_that_died_is_followed_by_the_next(bundle: Bundle, ground: Path) -> None:
     async def work(box: Contained) -> None:
         link = await box.connect()
-        await run(link, wire.Shell("main", "a=kept"))
+        await run(link, wire.ShellCommand("main", "a=kept"))
         await link.close()
         box.leave()
         box.listen()
-        assert (await run(await box.connect(), wire.Shell("main", "echo $a")))[1] == "kept\n"
+        assert (await run(await box.connect(), wire.ShellCommand("main", "echo $a")))[1] == "kept\n"
 
     with_box(bundle, ground, work)
 
@@ -526,10 +526,10 @@ def test_it_may_do_without_a_host_for_as_long_as_it_was_told(bundle: Bundle, gro
 def test_a_relay_brings_the_host_to_the_guest(bundle: Bundle, ground: Path) -> None:
     async def work(box: Contained) -> None:
         async with relayed(box) as link:
-            await run(link, wire.Shell("main", "a=kept"))
+            await run(link, wire.ShellCommand("main", "a=kept"))
             assert (await link.ask(wire.Activity()))["programs"] == 0  # a relay is not one of them
         async with relayed(box) as link:
-            assert (await run(link, wire.Shell("main", "echo $a")))[1] == "kept\n"
+            assert (await run(link, wire.ShellCommand("main", "echo $a")))[1] == "kept\n"
 
     with_box(bundle, ground, work, meeting=None)
 

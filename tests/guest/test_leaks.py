@@ -65,8 +65,8 @@ def test_everything_that_can_go_wrong_leaves_no_descriptor_and_no_process(tmp_pa
 
 @pytest.mark.parametrize(
     "request_",
-    [wire.Exec(["sleep", "99"]), wire.Shell("main", "sleep 99"), wire.Exec(["cat"], tty=[80, 24]),
-     wire.StartShell("other")],
+    [wire.Exec(["sleep", "99"]), wire.ShellCommand("main", "sleep 99"),
+     wire.Exec(["cat"], tty=[80, 24]), wire.StartShell("other")],
     ids=["program", "shell", "terminal", "open"],
 )  # fmt: skip
 def test_a_cancel_at_any_moment_leaves_nothing(tmp_path: Path, request_: object) -> None:

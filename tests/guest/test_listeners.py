@@ -55,7 +55,7 @@ def test_what_a_connection_asked_for_ends_with_it_and_the_next_is_served_at_once
         await guest.shell("a=1")
         running = guest.link.call(wire.Exec(["sh", "-c", "sleep 1000 & sleep 1000"]))
         pid = await _pid(running)
-        command = guest.link.call(wire.Shell("main", "a=2; echo here; sleep 1000"))
+        command = guest.link.call(wire.ShellCommand("main", "a=2; echo here; sleep 1000"))
         first = await anext(command)
         assert isinstance(first, wire.Data) and first.data == b"here\n"
         await guest.connect()  # while the old one is up: it is replaced

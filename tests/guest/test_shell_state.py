@@ -232,7 +232,7 @@ def test_a_short_command_does_not_overtake_a_long_one_that_is_still_arriving(
     tmp_path: Path,
 ) -> None:
     async def work(guest: Guest) -> None:
-        async with guest.link.call(wire.Shell("main")) as long:
+        async with guest.link.call(wire.ShellCommand("main")) as long:
             short = asyncio.create_task(guest.shell("echo $first"))
             await guest.program("true")  # the guest has heard of both by now
             await long.feed([b"first=", b"long"])

@@ -100,8 +100,8 @@ def with_guest(root: Path, bundle: Bundle, work: Callable[[Link], Awaitable[None
     asyncio.run(main())
 
 
-def sh(command: str, timeout: float | None = None) -> wire.Shell:
-    return wire.Shell("main", command, timeout)
+def sh(command: str, timeout: float | None = None) -> wire.ShellCommand:
+    return wire.ShellCommand("main", command, timeout)
 
 
 def test_a_program_runs(root: Path, bundle: Bundle) -> None:

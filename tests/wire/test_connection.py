@@ -16,7 +16,7 @@ EXAMPLES = {
     "set_env": wire.SetEnv({"TOKEN": "secret"}),
     "exec": wire.Exec(["ls", "\udcff"], cwd="/tmp", env={"A": "1"}, user="user", stdin=True,
                       timeout=1.5, tty=[80, 24]),
-    "shell": wire.Shell("main", "echo 'hé\n'", timeout=3.0),
+    "shell": wire.ShellCommand("main", "echo 'hé\n'", timeout=3.0),
     "open_shell": wire.StartShell("two", cwd="/", env={"B": ""}, user="user"),
     "close_shell": wire.EndShell("two"),
     "read": wire.Read("a\nb", offset=3, length=5, limit=7),

@@ -37,7 +37,9 @@ from .output import Output
 from .outputs import Outputs
 
 
-class Code:
+class CodeRunner:
+    """Runs cells in the contexts of one box."""
+
     def __init__(
         self,
         link: Link,

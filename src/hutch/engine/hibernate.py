@@ -330,10 +330,10 @@ def _all_of(context: str) -> str:
 async def _save_shell(
     link: Link, name: str, user: str | None, lost: list[tuple[str, str]]
 ) -> SavedShell:
-    jobs, _ = await _collect(link, wire.Shell(name, JOBS, SHELL_PATIENCE))
+    jobs, _ = await _collect(link, wire.ShellCommand(name, JOBS, SHELL_PATIENCE))
     for line in jobs.decode(errors="replace").splitlines():
         lost.append((f"shell {name}: {line.strip()}"[:200], "a running program cannot be kept"))
-    script, answer = await _collect(link, wire.Shell(name, SAVE_SHELL, SHELL_PATIENCE))
+    script, answer = await _collect(link, wire.ShellCommand(name, SAVE_SHELL, SHELL_PATIENCE))
     if not script.endswith(WHOLE):
         lost.append((f"shell {name}: variables and functions", "it did not list all of them"))
         script = b""
@@ -352,7 +352,7 @@ async def _restore_shell(link: Link, name: str, shell: SavedShell) -> None:
         async for _ in call:
             pass
     back = f"\\cd -- {shlex.quote(shell.cwd)}; . {path} 2>/dev/null"
-    await _collect(link, wire.Shell(name, back, SHELL_PATIENCE))
+    await _collect(link, wire.ShellCommand(name, back, SHELL_PATIENCE))
 
 
 async def _collect(link: Link, request: wire.GuestRequest) -> tuple[bytes, dict[str, object]]:

@@ -47,7 +47,7 @@ from .check import (
     user_of,
     whole_of,
 )
-from .code import Code
+from .code import CodeRunner
 from .job import BackgroundJob, size_of
 from .link import GuestCall, Link, with_deadline
 from .output import make_result
@@ -87,7 +87,7 @@ class Session:
         self._box, self._link, self._outputs = box, link, outputs
         self.shells: dict[str, str | None] = {}  # that are open, and their users
         self.files = BoxFiles(link)
-        self.code = Code(link, box, outputs, idle, numbers)
+        self.code = CodeRunner(link, box, outputs, idle, numbers)
         self._jobs: dict[str, BackgroundJob] = {}
         self._numbers = numbers
         self._undoing: set[asyncio.Task[None]] = set()
@@ -165,8 +165,8 @@ class Session:
         command = command_of(o.command)
         data = command.encode("utf-8", "surrogateescape")
         if len(data) <= wire.SHORT:
-            return self._run(wire.Shell(o.shell, command, seconds_of(o.timeout)), None, o)
-        return self._run(wire.Shell(o.shell, None, seconds_of(o.timeout)), data, o)
+            return self._run(wire.ShellCommand(o.shell, command, seconds_of(o.timeout)), None, o)
+        return self._run(wire.ShellCommand(o.shell, None, seconds_of(o.timeout)), data, o)
 
     async def run_program(self, o: op.RunProgram) -> AsyncGenerator[Chunk | Result, None]:
         request = wire.Exec(
@@ -181,7 +181,7 @@ class Session:
 
     async def _run(
         self,
-        request: wire.Shell | wire.Exec,
+        request: wire.ShellCommand | wire.Exec,
         stdin: bytes | AsyncIterable[bytes] | None,
         o: op.RunShell | op.RunProgram,
     ) -> AsyncGenerator[Chunk | Result, None]:

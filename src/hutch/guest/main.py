@@ -18,7 +18,7 @@ from .ports import dial, list_ports
 from .procfs import helpers, table, watch_memory
 from .programs import Collector, Jobs, run_exec
 from .reaper import Calls
-from .shell import Shells
+from .shell import ShellHandlers
 from .spawn import ChildWatcher, Programs, ignore_signals
 from .tar import answer_of, untar
 from .tar import tar as write_tar
@@ -65,7 +65,7 @@ def serve_hosts(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
 async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
     children = ChildWatcher()
     programs = Programs(config, children, {**calls, **FORKS})
-    shells = Shells(programs)
+    shells = ShellHandlers(programs)
     kernels = Kernels(programs)
     jobs = Jobs(programs)
     files = FileHandlers(config, children)
@@ -112,7 +112,7 @@ async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
     handlers: Handlers = {
         wire.SetEnv: programs.set_env,
         wire.Exec: exec_,
-        wire.Shell: shells.run,
+        wire.ShellCommand: shells.run,
         wire.StartShell: shells.open,
         wire.EndShell: shells.close,
         wire.RunCell: kernels.run,

@@ -287,7 +287,7 @@ async def _writable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.remove_writer(fd)
 
 
-class Terminal(OutputPipe):
+class TerminalPipe(OutputPipe):
     """Our side of a PTY."""
 
     def __init__(self, master: int, slave: int) -> None:
@@ -300,6 +300,6 @@ class Terminal(OutputPipe):
 class Keyboard(InputPipe):
     """The input side of a terminal."""
 
-    def __init__(self, terminal: Terminal) -> None:
+    def __init__(self, terminal: TerminalPipe) -> None:
         # A copy of the descriptor, so that closing one side does not close the other.
         self.reader, self.fd = -1, os.dup(terminal.fd)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from hutch import wire
 
 from .agent import NAME, READ_SIZE, RequestError, Responder
-from .pipes import InputPipe, Keyboard, OutputPipe, Relay, Sink, Terminal
+from .pipes import InputPipe, Keyboard, OutputPipe, Relay, Sink, TerminalPipe
 from .procfs import send
 from .spawn import Program, Programs
 
@@ -46,7 +46,7 @@ class Attended:
         `first` is awaited before the end of the program.
         """
         program = self.program
-        is_terminal = isinstance(self._screen, Terminal)
+        is_terminal = isinstance(self._screen, TerminalPipe)
         moving = None if is_terminal else asyncio.ensure_future(_keep_moving(program))
         timed_out = False
         try:
@@ -80,7 +80,7 @@ class Attended:
                     await self._programs.kill(self.program)
                 else:
                     send(self.program.pid, int(body["signal"]))
-            if "size" in body and isinstance(self._screen, Terminal) and self._screen.fd >= 0:
+            if "size" in body and isinstance(self._screen, TerminalPipe) and self._screen.fd >= 0:
                 self._screen.resize(*body["size"])
 
 
@@ -98,7 +98,7 @@ async def start(
     """
     feed: InputPipe | None = None
     if request.tty:
-        terminal = Terminal(*os.openpty())
+        terminal = TerminalPipe(*os.openpty())
         held.callback(terminal.abandon)
         terminal.resize(*request.tty)
         outputs: dict[int, OutputPipe] = {wire.STDOUT: terminal}

@@ -189,7 +189,7 @@ class KeptShell:
         state = "closed" if self._closed else "busy" if self._turn.locked() else "free"
         return f"<KeptShell {self.name}, {state}>"
 
-    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, object]:
+    async def run(self, request: wire.ShellCommand, responder: Responder) -> dict[str, object]:
         loop = asyncio.get_running_loop()
         deadline = None if request.timeout is None else loop.time() + request.timeout
         try:
@@ -487,14 +487,14 @@ def _state(answer: bytes) -> ShellState:
     return ShellState(int(status) if status.isdigit() else 1, cwd, exports)
 
 
-class Shells:
+class ShellHandlers:
     """The shells of this box, by name. `main` is made when it is first used."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self._shells: dict[str, KeptShell] = {}
 
-    async def run(self, request: wire.Shell, responder: Responder) -> dict[str, object]:
+    async def run(self, request: wire.ShellCommand, responder: Responder) -> dict[str, object]:
         shell = self._shells.get(request.shell)
         if shell is None:
             if request.shell != "main":

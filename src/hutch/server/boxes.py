@@ -74,7 +74,7 @@ class BoxSource:
         o = OpenSession(image, limits=rules.default_limits, runtime=rules.runtime)
         ready = await start(self._backend, await self.request(o))
         try:
-            await ready.link.ask(wire.Shell("main", ":"))
+            await ready.link.ask(wire.ShellCommand("main", ":"))
         except BaseException:
             await ready.close()
             raise

@@ -146,8 +146,8 @@ class BackendContract(ABC):
 
     def test_a_shell_keeps_its_directory_and_variables(self) -> None:
         async def test(box: Box, link: Link) -> None:
-            await link.ask(wire.Shell("main", "cd /tmp; A=1"))
-            said = await link.ask(wire.Shell("main", "test $A = 1"))
+            await link.ask(wire.ShellCommand("main", "cd /tmp; A=1"))
+            said = await link.ask(wire.ShellCommand("main", "test $A = 1"))
             assert (said["exit_code"], said["cwd"]) == (0, "/tmp")
 
         self._with_box(test)
@@ -320,10 +320,10 @@ class BackendContract(ABC):
     def test_a_box_can_be_connected_to_again_and_its_shell_has_not_noticed(self) -> None:
         async def test(backend: Backend) -> None:
             async with running(backend, self.spec()) as (box, link):
-                await link.ask(wire.Shell("main", "cd /tmp; A=1"))
+                await link.ask(wire.ShellCommand("main", "cd /tmp; A=1"))
                 await link.close()
                 again = await Link.open(await box.connect())
-                said = await again.ask(wire.Shell("main", "test $A = 1"))
+                said = await again.ask(wire.ShellCommand("main", "test $A = 1"))
                 assert (said["exit_code"], said["cwd"]) == (0, "/tmp")
                 await again.close()
 
@@ -393,7 +393,7 @@ class BackendContract(ABC):
             box, other = await backend.start(self.spec()), await backend.start(self.spec())
             await box.outlive(60)
             link = await Link.open(await box.connect())
-            await link.ask(wire.Shell("main", "A=1"))
+            await link.ask(wire.ShellCommand("main", "A=1"))
             await link.close()
             await backend.leave()
             after = self.make_backend()
@@ -404,7 +404,7 @@ class BackendContract(ABC):
                 if after.lasts:
                     assert await after.list() == [box.id]
                     link = await Link.open(await (await after.adopt(box.id)).connect())
-                    said = await link.ask(wire.Shell("main", "test $A = 1"))
+                    said = await link.ask(wire.ShellCommand("main", "test $A = 1"))
                     assert said["exit_code"] == 0
                     await link.close()
             finally:

@@ -208,7 +208,7 @@ class SetEnv(GuestRequest):
 
 
 @dataclass(frozen=True)
-class Shell(GuestRequest):
+class ShellCommand(GuestRequest):
     """Run a command in a kept shell. None: it follows as Data, then Eof (it exceeds a frame).
 
     End has `exit_code`, `cwd`, `timed_out`, `restarted`.
@@ -483,7 +483,7 @@ class Watch(GuestRequest):
 
 REQUESTS: dict[str, type[GuestRequest]] = {
     "set_env": SetEnv,
-    "exec": Exec, "shell": Shell, "open_shell": StartShell, "close_shell": EndShell,
+    "exec": Exec, "shell": ShellCommand, "open_shell": StartShell, "close_shell": EndShell,
     "read": Read, "write": Write, "edit": Edit, "stat": Stat, "list": List,
     "make_dir": Mkdir, "move": Move, "remove": Remove, "search": Search, "glob": Glob,
     "diff": Diff, "watch": Watch,
