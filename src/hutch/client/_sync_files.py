@@ -104,7 +104,10 @@ class Files:
         )
 
     def write_files(self, files: Mapping[str, str | bytes]) -> None:
-        """Write several files, given as {path: content}. Stops at the first that fails."""
+        """Write several files, given as {path: content}. Stops at the first that fails.
+
+        Raises what `write` raises.
+        """
         if not isinstance(files, Mapping):
             raise InvalidRequest(f"files must map paths to contents, not {type(files).__name__}")
         for path, data in files.items():
@@ -262,7 +265,8 @@ class Files:
         trusted: names that would leave `local` are refused, links and special files are left out,
         and nothing is written through a link.
 
-        Raises LimitReached if there are more than `limit` bytes in total.
+        Raises LimitReached if there are more than `limit` bytes in total, and InvalidRequest if
+        `path` is a link or special file, or something but a regular file would be replaced.
         """
         top = self.stat(path)
         if top.kind == "link":

@@ -46,7 +46,10 @@ def run_in_loop(
 
 
 def run_without_loop(work: Coroutine[object, object, T]) -> T:
-    """Run a coroutine that never suspends, such as one that uses `call_here` only."""
+    """Run a coroutine that never suspends, such as one that uses `call_here` only.
+
+    Raises RuntimeError if it does suspend.
+    """
     try:
         work.send(None)
     except StopIteration as done:

@@ -174,7 +174,10 @@ class Landing:
             self._size += size
 
     def name(self, folder: str, path: str) -> str:
-        """The name of `path`, which must be directly in `folder`. Raises InvalidRequest."""
+        """The name of `path`, which must be directly in `folder`.
+
+        Raises InvalidRequest if it is not, and LimitReached after MAX_ENTRIES names.
+        """
         base = folder.rstrip("/") + "/"
         name = path.removeprefix(base)
         if not path.startswith(base) or name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -185,6 +188,7 @@ class Landing:
         return name
 
     def make_dir(self, parts: tuple[str, ...]) -> None:
+        """Make a folder, unless it exists. Raises LimitReached if it is nested too deeply."""
         if len(parts) > MAX_DEPTH:
             raise LimitReached(f"more than {MAX_DEPTH} nested folders")
         fd = open_below(self._fd, "/".join(parts[:-1]), FOLDER)

@@ -149,6 +149,7 @@ def parse_mounts(
 
 
 def parse_mount(mount: str | Mount, *, elsewhere: bool = False) -> Mount:
+    """Raises InvalidRequest if it is malformed, or its source does not exist here."""
     if isinstance(mount, Mount):
         source, target, read_only = mount.source, mount.target, mount.read_only
     else:
@@ -170,6 +171,7 @@ def _source(path: str, elsewhere: bool) -> str:
 
 
 def argv_of(command: str | Sequence[str]) -> tuple[str, ...]:
+    """The argv of a command; text is run by `sh -c`. Raises InvalidRequest."""
     if isinstance(command, str):
         if not command.strip():
             raise InvalidRequest("an empty command")

@@ -223,6 +223,7 @@ async def _start(backend: Backend, request: BoxRequest, id: str | None) -> Start
 
 
 def check_grade(backend: str, wanted: Grade, given: Grade) -> None:
+    """Raises BackendUnavailable if the isolation is weaker than requested."""
     if GRADES.index(given) < GRADES.index(wanted):
         how = "`hutch doctor` says what is missing"
         if wanted in RUNTIMES:

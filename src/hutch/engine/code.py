@@ -159,7 +159,7 @@ class ResultCollector:
         self.answer: wire.KernelAnswer | None = None
 
     def take(self, data: bytes) -> Iterator[CellResult]:
-        """The results that this data completes."""
+        """The results that this data completes. Raises GuestMisbehaved."""
         self._size += len(data)
         if self._size > wire.MAX_CELL_RESULTS + 2 * wire.MAX_MESSAGE:
             raise GuestMisbehaved("too many results from guest")
@@ -360,7 +360,10 @@ class CellCalls:
         self._ids: set[str] = set()
 
     async def take(self, data: bytes) -> AsyncIterator[Call]:
-        """The calls that this data completes. Unknown functions are answered with an error."""
+        """The calls that this data completes. Unknown functions are answered with an error.
+
+        Raises GuestMisbehaved.
+        """
         try:
             for message in self._messages.feed(data):
                 body = wire.check_call(message)

@@ -34,7 +34,7 @@ MAX_TOTAL = 1 << 60  # bytes; no program prints that much
 
 
 def size_of(size: tuple[int, int]) -> list[int]:
-    """Columns and rows of a terminal."""
+    """Columns and rows of a terminal. Raises InvalidRequest."""
     if not all(isinstance(n, int) and 1 <= n <= 10_000 for n in size):
         raise InvalidRequest(f"not a terminal size: {size!r}")
     return list(size)
@@ -208,6 +208,7 @@ class BackgroundJob:
             follower.changed.set()
 
     async def send(self, data: bytes) -> None:
+        """Write to its stdin. Raises Conflict once that is closed."""
         # One at a time: input longer than the guest's window is sent in parts, and nothing else
         # may come between them.
         async with self._input_turn:
@@ -226,12 +227,13 @@ class BackgroundJob:
                 self._call.end_input()
 
     def signal(self, number: int) -> None:
+        """Raises InvalidRequest for a number that is not a signal."""
         if not 1 <= whole_of("a signal", number) <= 64:
             raise InvalidRequest(f"not a signal: {number}")
         self._tell(signal=number)
 
     async def kill(self) -> None:
-        """Everything it started is dead when this returns."""
+        """Everything it started is dead when this returns. Raises BoxLost if that cannot be."""
         self._dying = True
         for follower in self._followers:
             follower.changed.set()

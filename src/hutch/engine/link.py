@@ -110,6 +110,11 @@ class Link:
         self._outgoing.set()
 
     def open_call(self, call: GuestCall, request: wire.GuestRequest) -> int:
+        """Send a request, and return the stream of its answer.
+
+        Raises BoxLost or what else ended the link, IncompatibleBox if the guest's version has no
+        such request, and InvalidRequest if it does not fit into a frame.
+        """
         if self._failure:
             raise self._failure
         stream = self._connection.next_stream()

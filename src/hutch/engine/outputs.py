@@ -95,6 +95,7 @@ class Outputs:
         return int(name[2]) <= self._last[name[1]]
 
     def read(self, id: str, offset: int, length: int) -> Piece:
+        """Part of an output. Raises NotFound, which says whether it was ever there."""
         output = self._outputs.get(id)
         if output and not output.is_dropped:
             return output.read(offset, length)

@@ -252,7 +252,10 @@ class Session:
         return self.tar(o.path)
 
     async def tar(self, path: str | None = None) -> AsyncGenerator[bytes, None]:
-        """A tar of a folder; by default, of the working directory."""
+        """A tar of a folder; by default, of the working directory.
+
+        Raises BoxLost if the process that packs it is killed.
+        """
         async with self._link.call(wire.Tar(_cwd(path))) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.STDOUT:

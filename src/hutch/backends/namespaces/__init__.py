@@ -226,7 +226,10 @@ class NamespacesBackend(Backend):
         self._control = self._control or self._others.pop(self._build.name, None)
 
     async def folder(self) -> str:
-        """A fresh folder on the host that is removed with this process, however it ends."""
+        """A fresh folder on the host that is removed with this process, however it ends.
+
+        Raises BackendUnavailable if it cannot be made.
+        """
         parent = os.environ.get("TMPDIR") or "/tmp"
         path = os.path.join(parent, f"hutch-{os.getpid()}-{os.urandom(8).hex()}")
         try:

@@ -45,7 +45,8 @@ class Control:
     async def ask(self, do: str, **body: object) -> Answer:
         """Send a request and wait for its answer.
 
-        Raises the error that the launcher answered with, or LauncherGone if it ended before.
+        Raises the error that the launcher answered with, LauncherGone if it ended before, and
+        InvalidRequest for a request that is too long for one message.
         """
         self._requests += 1
         number = self._requests
