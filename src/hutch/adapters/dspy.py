@@ -158,12 +158,12 @@ class HutchInterpreter:
         submitted: list[Any] = []
         functions = {name: partial(_called, tool) for name, tool in self.tools.items()}
         functions[SUBMIT] = partial(_called, submitted.append)
-        done = self._box.run_code(code, timeout=self._timeout, functions=functions)
-        if done.error is not None and done.error.name == "_Submission" and submitted:
+        execution = self._box.run_code(code, timeout=self._timeout, functions=functions)
+        if execution.error is not None and execution.error.name == "_Submission" and submitted:
             return FinalOutput(submitted[-1])
-        self._check(done)
-        value = _value(done.text)
-        printed = (done.logs.stdout + done.logs.stderr).rstrip("\n")
+        self._check(execution)
+        value = _value(execution.text)
+        printed = (execution.logs.stdout + execution.logs.stderr).rstrip("\n")
         return value if value is not None else printed or None
 
     def _set_up(self, variables: dict[str, Any]) -> None:
@@ -188,17 +188,17 @@ class HutchInterpreter:
         self._box.files.write(VARIABLES, text)
         return f"with open({VARIABLES!r}) as _file: globals().update(_json.load(_file))"
 
-    def _check(self, done: Execution) -> None:
-        if done.died is not None:
+    def _check(self, execution: Execution) -> None:
+        if execution.died is not None:
             self._over = True
-            raise CodeInterpreterError(f"the session is over, its kernel {done.died}")
-        if done.timed_out:
+            raise CodeInterpreterError(f"the session is over, its kernel {execution.died}")
+        if execution.timed_out:
             raise CodeExecutionError(f"the code was stopped after {self._timeout:g} seconds")
-        if done.error is None:
+        if execution.error is None:
             return
-        if done.error.name in ("SyntaxError", "IndentationError", "TabError"):
-            raise SyntaxError(done.error.value)
-        raise CodeExecutionError(f"{done.error.name}: {done.error.value}")
+        if execution.error.name in ("SyntaxError", "IndentationError", "TabError"):
+            raise SyntaxError(execution.error.value)
+        raise CodeExecutionError(f"{execution.error.name}: {execution.error.value}")
 
 
 def _called(tool: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

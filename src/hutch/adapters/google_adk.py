@@ -90,15 +90,15 @@ class HutchCodeExecutor(BaseCodeExecutor):
         assert isinstance(box, Sandbox)
         for file in code_execution_input.input_files:
             box.files.write(PurePosixPath(file.name).name, file.content)
-        done = box.run_code(code_execution_input.code, timeout=self.timeout_seconds or TIMEOUT)
-        wrong = done.error.traceback if done.error else done.died or ""
-        if done.timed_out:
+        execution = box.run_code(code_execution_input.code, timeout=self.timeout_seconds or TIMEOUT)
+        wrong = execution.error.traceback if execution.error else execution.died or ""
+        if execution.timed_out:
             wrong += f"\nit was stopped after {self.timeout_seconds or TIMEOUT} seconds"
         return CodeExecutionResult(
-            stdout=done.logs.stdout + (f"{done.text}\n" if done.text else ""),
-            stderr=done.logs.stderr + wrong,
-            output_files=_pictures(done.results),
-            exit_code=0 if done.ok else 1,
+            stdout=execution.logs.stdout + (f"{execution.text}\n" if execution.text else ""),
+            stderr=execution.logs.stderr + wrong,
+            output_files=_pictures(execution.results),
+            exit_code=0 if execution.ok else 1,
         )
 
     def forget(self, session_id: str) -> None:

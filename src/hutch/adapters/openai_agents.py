@@ -539,15 +539,15 @@ def _pieces(source: Any) -> Iterator[bytes]:
 
 def _without(archive: Any, left_out: set[Path]) -> io.IOBase:
     """The tar without these paths, which every session creates itself."""
-    gone = {PurePosixPath(path.as_posix()) for path in left_out}
-    kept = tempfile.TemporaryFile()
-    with archive, tarfile.open(fileobj=archive) as old, tarfile.open(fileobj=kept, mode="w") as new:
+    excluded = {PurePosixPath(path.as_posix()) for path in left_out}
+    copy = tempfile.TemporaryFile()
+    with archive, tarfile.open(fileobj=archive) as old, tarfile.open(fileobj=copy, mode="w") as new:
         for member in old:
             path = PurePosixPath(member.name)
-            if path not in gone and gone.isdisjoint(path.parents):
+            if path not in excluded and excluded.isdisjoint(path.parents):
                 new.addfile(member, old.extractfile(member) if member.isreg() else None)
-    kept.seek(0)
-    return kept
+    copy.seek(0)
+    return copy
 
 
 def _no_transport(argv: Sequence[str], exc: HutchError) -> ExecTransportError:

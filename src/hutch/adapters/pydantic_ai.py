@@ -192,24 +192,24 @@ class HutchWorkspaceBackend:
         """The path without links; parts that do not exist are kept as they are."""
         if not path.startswith("/"):
             raise ValueError(f"a path of a workspace is absolute, not {path!r}")
-        done, todo, links = "/", _parts(path), 0
+        resolved, todo, links = "/", _parts(path), 0
         async with self._file(path) as box:
             while todo:
                 part = todo.pop()
                 if part == "..":
-                    done = posixpath.dirname(done)
+                    resolved = posixpath.dirname(resolved)
                     continue
-                here = posixpath.join(done, part)
+                here = posixpath.join(resolved, part)
                 target = await _link_target(box, here)
                 if target is None:
-                    done = here
+                    resolved = here
                     continue
                 links += 1
                 if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, "too many links on the way", path)
-                done = "/" if target.startswith("/") else done
+                resolved = "/" if target.startswith("/") else resolved
                 todo += _parts(target)
-        return done
+        return resolved
 
     async def _open(self) -> AsyncSandbox:
         if self._ref is None:

@@ -317,14 +317,14 @@ def _where(order: Mapping[str, Any]) -> dict[str, Any]:
 def _chosen(builder: CommandBuilder, only: Iterable[str] | None) -> list[str]:
     names = builder.names()
     if only is not None:
-        wanted = [name.removeprefix(SANDBOX_TOOL_PREFIX) for name in only]
-        if unknown := [name for name in wanted if name not in names]:
+        chosen = [name.removeprefix(SANDBOX_TOOL_PREFIX) for name in only]
+        if unknown := [name for name in chosen if name not in names]:
             raise InvalidRequest(f"there is no tool {unknown[0]!r}, only {', '.join(names)}")
         # Tools that shorten output need `recall`, or what they hide would be lost.
-        hides = builder.condenses and any(n in HIDING or builder.builds(n) for n in wanted)
-        names = [*wanted, "recall"] if hides and "recall" not in wanted else wanted
-    known = [name for name in _FIRST if name in names]
-    return known + [name for name in names if name not in known]
+        hides = builder.condenses and any(n in HIDING or builder.builds(n) for n in chosen)
+        names = [*chosen, "recall"] if hides and "recall" not in chosen else chosen
+    ordered = [name for name in _FIRST if name in names]
+    return ordered + [name for name in names if name not in ordered]
 
 
 def _described(definition: Mapping[str, Any]) -> str:

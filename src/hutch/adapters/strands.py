@@ -99,39 +99,39 @@ class HutchSandbox(StrandsSandbox):
     ) -> Pieces:
         box = await self.box()
         text = _Text()
-        done: Result | None = None
+        result: Result | None = None
         stream = await box.commands.stream(argv, stdin=stdin, timeout=timeout, cwd=cwd, env=env)
         try:
             async with stream:
                 async for item in stream:
                     if isinstance(item, Result):
-                        done = item
+                        result = item
                     elif piece := text.of(item):
                         yield piece
         except NotFound as exc:
-            done = Result(127, "", f"{exc}\n", f"{exc}\n")
-        assert done is not None
-        if done.timed_out:
-            raise SandboxTimeoutError(timeout, done.stdout, done.stderr)
-        yield ExecutionResult(done.exit_code, done.stdout, done.stderr)
+            result = Result(127, "", f"{exc}\n", f"{exc}\n")
+        assert result is not None
+        if result.timed_out:
+            raise SandboxTimeoutError(timeout, result.stdout, result.stderr)
+        yield ExecutionResult(result.exit_code, result.stdout, result.stderr)
 
     async def _cell(self, code: str, timeout: float | None) -> Pieces:
         box = await self.box()
         text = _Text()
-        done: Execution | None = None
+        execution: Execution | None = None
         async with await box.stream_code(code, timeout=timeout) as stream:
             async for item in stream:
                 if isinstance(item, Execution):
-                    done = item
+                    execution = item
                 elif isinstance(item, Chunk) and (piece := text.of(item)):
                     yield piece
-        assert done is not None
-        if done.timed_out:
-            raise SandboxTimeoutError(timeout, done.logs.stdout, done.logs.stderr)
-        wrong = done.error.traceback if done.error else done.died or ""
-        out = done.logs.stdout + (f"{done.text}\n" if done.text else "")
-        files = list(_pictures(done.results))
-        yield ExecutionResult(0 if done.ok else 1, out, done.logs.stderr + wrong, files)
+        assert execution is not None
+        if execution.timed_out:
+            raise SandboxTimeoutError(timeout, execution.logs.stdout, execution.logs.stderr)
+        wrong = execution.error.traceback if execution.error else execution.died or ""
+        out = execution.logs.stdout + (f"{execution.text}\n" if execution.text else "")
+        files = list(_pictures(execution.results))
+        yield ExecutionResult(0 if execution.ok else 1, out, execution.logs.stderr + wrong, files)
 
     # --- files ------------------------------------------------------------------------
 

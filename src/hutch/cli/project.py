@@ -169,12 +169,12 @@ async def open_project(
         try:
             use_its_images()
             cache = stack.enter_context(closing(PackageCache()))
-            kept = None
+            saved = None
             if args.persistent or args.reset:
-                kept = stack.enter_context(saved_box(args.top))
+                saved = stack.enter_context(saved_box(args.top))
                 if args.reset:
-                    kept.remove()
-                _must_be(_kind(args, operation), kept)
+                    saved.remove()
+                _must_be(_kind(args, operation), saved)
             needs = read_needs(args.top, args.extra)
             _tell_notes(needs.notes)
             tree = {} if args.in_place else _scan(args, operation, needs)
@@ -186,12 +186,12 @@ async def open_project(
             dismiss(launcher)
             opened = _there(args, operation, needs, cache)
         async with opened as (transport, info, installed):
-            kept = kept if args.persistent else None
-            if kept:
-                await _restore(transport, info, kept, _parts(args))
+            saved = saved if args.persistent else None
+            if saved:
+                await _restore(transport, info, saved, _parts(args))
             copied = 0
             if not args.in_place:
-                sent = kept.state.sent if kept else {}
+                sent = saved.state.sent if saved else {}
                 copied = await _send(transport, info, args.top, tree, sent)
             env = await _env(transport, info, needs, installed)
             notes = (*needs.notes, *installed.notes)
@@ -201,8 +201,8 @@ async def open_project(
                 limit = info.limits.disk_size + SLACK
                 result.fetched = await Fetcher(transport, info.id, args.top, limit).fetch(args.out)
                 _tell(_troubles(result.fetched))
-            if kept:
-                await _save(transport, info, kept, tree, _parts(args))
+            if saved:
+                await _save(transport, info, saved, tree, _parts(args))
 
 
 @asynccontextmanager

@@ -86,15 +86,15 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 def read(args: argparse.Namespace) -> tuple[Settings, SettingsFile]:
     """The settings, and where they come from. Prints notes about them."""
-    given = {key: getattr(args, name) for name, key in OPTIONS.items() if getattr(args, name)}
+    options = {key: getattr(args, name) for name, key in OPTIONS.items() if getattr(args, name)}
     for key in ("data_dir", "tls.cert", "tls.key"):
-        if key in given:
-            given[key] = os.path.abspath(given[key])
+        if key in options:
+            options[key] = os.path.abspath(options[key])
     path = Path(args.config) if args.config else None
-    loaded = load(data_dir(), given, path)
+    loaded = load(data_dir(), options, path)
     for note in loaded.notes:
         complain(note)
-    return loaded.settings, SettingsFile(loaded, data_dir(), given, path)
+    return loaded.settings, SettingsFile(loaded, data_dir(), options, path)
 
 
 def _naming(args: argparse.Namespace) -> str:

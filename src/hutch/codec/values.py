@@ -285,18 +285,18 @@ def find_problem(hint: object, value: object, name: str) -> InvalidRequest | Non
             return None
         members = [(next(a for a in arguments if a is not type(None)), value, name)]
     elif isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        known = {field.name: field for field in msgspec.structs.fields(hint)}
+        fields = {field.name: field for field in msgspec.structs.fields(hint)}
         if is_dataclass(value):  # before it is sent
-            value = {key: getattr(value, key) for key in known}
+            value = {key: getattr(value, key) for key in fields}
         if not isinstance(value, dict):
             return wrong(name or "the body", "a JSON object", value)
         prefix = f"{name}." if name else ""
         for key in value:
-            if key not in known:
-                return unknown(key, tuple(known), name or "the body")
-        if missing := [prefix + n for n, f in known.items() if f.required and n not in value]:
+            if key not in fields:
+                return unknown(key, tuple(fields), name or "the body")
+        if missing := [prefix + n for n, f in fields.items() if f.required and n not in value]:
             return InvalidRequest(f"{' and '.join(missing)} must be given")
-        members = [(known[key].type, item, prefix + key) for key, item in value.items()]
+        members = [(fields[key].type, item, prefix + key) for key, item in value.items()]
     elif origin is Mapping:
         if not isinstance(value, Mapping):
             return wrong(name, "a JSON object", value)

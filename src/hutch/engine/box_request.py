@@ -140,10 +140,10 @@ async def make_box_request(
         raise InvalidRequest(f"no backend {o.backend!r} here, only {backend.name!r}")
     image = text_of("an image", o.image) or backend.default_image
     image = own_name(image, backend.default_image)
-    found = None
+    resolved = None
     if images is not None and (image != HOST or o.packages):
-        found = await images.find(image, o.packages, o.preload, digest)
-    if o.packages and found is None:
+        resolved = await images.find(image, o.packages, o.preload, digest)
+    if o.packages and resolved is None:
         raise InvalidRequest(
             f"the {backend.name} backend installs no packages: choose an image that has them"
         )
@@ -156,9 +156,9 @@ async def make_box_request(
         mounts=(*(Mount(source, WORKSPACE) for source in give), *o.mounts),
         give=give,
         warm=o.warm,
-        packages=found if isinstance(found, Packages) else None,
-        root=found if isinstance(found, Root) else None,
-        digest=found.digest if isinstance(found, Root) else digest,
+        packages=resolved if isinstance(resolved, Packages) else None,
+        root=resolved if isinstance(resolved, Root) else None,
+        digest=resolved.digest if isinstance(resolved, Root) else digest,
         runtime=text_of("a runtime", o.runtime),
         relax=relaxations_of(o.relax),
     )

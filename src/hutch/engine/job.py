@@ -107,13 +107,13 @@ class BackgroundJob:
         self._pid = guest_field(await self._link.ask(request), "pid", int)
         self._attach()
 
-    def go_on(self, known: SurveyedJob) -> None:
+    def go_on(self, surveyed: SurveyedJob) -> None:
         """Continue with one that was started before this process, and may have ended since."""
-        self._pid, self._started_at = known.pid, known.started_at
-        self._began -= max(0.0, time.time() - known.started_at)
-        self._input_closed = not known.takes_input and not known.terminal
-        if known.answer is not None and self.output.total == known.total:
-            self._ending = _Ending.read(known.answer)
+        self._pid, self._started_at = surveyed.pid, surveyed.started_at
+        self._began -= max(0.0, time.time() - surveyed.started_at)
+        self._input_closed = not surveyed.takes_input and not surveyed.terminal
+        if surveyed.answer is not None and self.output.total == surveyed.total:
+            self._ending = _Ending.read(surveyed.answer)
             self._outputs.settle(self.output)
             self._over.set()
         else:

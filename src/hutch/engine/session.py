@@ -102,11 +102,13 @@ class Session:
         report = await survey(self._link)
         self.shells.update(report.shells)
         self.code.opened.update(report.contexts)
-        for known in sorted(report.jobs, key=lambda job: job.number):
-            job = BackgroundJob(known.id, known.argv, self._link, self._outputs, known.terminal)
-            self._jobs[known.id] = job
-            self._numbers.last = max(self._numbers.last, known.number)
-            job.go_on(known)
+        for surveyed in sorted(report.jobs, key=lambda job: job.number):
+            job = BackgroundJob(
+                surveyed.id, surveyed.argv, self._link, self._outputs, surveyed.terminal
+            )
+            self._jobs[surveyed.id] = job
+            self._numbers.last = max(self._numbers.last, surveyed.number)
+            job.go_on(surveyed)
         for name in (*report.shells, *report.contexts):
             self._numbers.last = max(self._numbers.last, _number_in(name))
         await self._prune()

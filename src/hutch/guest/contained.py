@@ -68,9 +68,9 @@ def main(orders: str) -> NoReturn:
     # Until we can ask who sent it. A blocked signal is kept, even for process 1.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        wanted = json.loads(orders)
-        config = _config(wanted)
-        for name, act in _steps(wanted, config):
+        settings = json.loads(orders)
+        config = _config(settings)
+        for name, act in _steps(settings, config):
             step = name
             act()
     except BaseException as exc:
@@ -79,22 +79,22 @@ def main(orders: str) -> NoReturn:
         os._exit(1)
 
     async def hosts(handlers: Handlers) -> None:
-        _exit_when_told(wanted["foreign"])
-        await Acceptor(wanted["meeting"]).serve(handlers)
+        _exit_when_told(settings["foreign"])
+        await Acceptor(settings["meeting"]).serve(handlers)
 
     gc.enable()  # see quick.py
     serve_hosts(hosts, config, {})
     os._exit(0)
 
 
-def _config(wanted: dict[str, Any]) -> GuestConfig:
-    limits = wanted["limits"].items()
+def _config(settings: dict[str, Any]) -> GuestConfig:
+    limits = settings["limits"].items()
     return GuestConfig(
-        workdir=wanted["workdir"],
-        user=wanted["user"],
-        env={**_inherited(wanted["inherit"]), **wanted["env"]},
-        rooms=tuple(wanted["rooms"]),
-        private=wanted["private"],
+        workdir=settings["workdir"],
+        user=settings["user"],
+        env={**_inherited(settings["inherit"]), **settings["env"]},
+        rooms=tuple(settings["rooms"]),
+        private=settings["private"],
         limits=tuple((getattr(resource, f"RLIMIT_{name}"), value) for name, value in limits),
         loop=os.path.join(os.path.dirname(os.path.abspath(__file__)), "loop.sh"),
         lib=sys.prefix + "/kernel",
@@ -117,17 +117,17 @@ def _open_oom() -> int:
         return -1  # it only affects which process is killed first
 
 
-def _steps(wanted: dict[str, Any], config: GuestConfig) -> list[tuple[str, Callable[[], None]]]:
+def _steps(settings: dict[str, Any], config: GuestConfig) -> list[tuple[str, Callable[[], None]]]:
     """The steps in order. Each relies on the ones before it."""
     return [
         ("bundle", _check_bundle),
-        ("private folder", lambda: os.makedirs(wanted["private"], 0o700, exist_ok=True)),
-        ("limits", lambda: _limit_ourselves(wanted["foreign"])),
+        ("private folder", lambda: os.makedirs(settings["private"], 0o700, exist_ok=True)),
+        ("limits", lambda: _limit_ourselves(settings["foreign"])),
         ("name", lambda: _prctl(PR_SET_NAME, b"hutch-guest")),
         ("dumpable", lambda: _prctl(PR_SET_DUMPABLE, 0)),
-        ("no new privileges", lambda: None if wanted["gain"] else _prctl(PR_SET_NO_NEW_PRIVS, 1)),
-        ("seccomp", lambda: _filter(wanted["foreign"]) if wanted["filter"] else None),
-        ("signals", lambda: _forbid_signals() if wanted["foreign"] else None),
+        ("no new privileges", lambda: None if settings["gain"] else _prctl(PR_SET_NO_NEW_PRIVS, 1)),
+        ("seccomp", lambda: _filter(settings["foreign"]) if settings["filter"] else None),
+        ("signals", lambda: _forbid_signals() if settings["foreign"] else None),
         ("imports", _forbid_imports),
         ("descriptors", lambda: _leave_streams(config.oom)),
     ]

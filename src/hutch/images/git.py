@@ -157,25 +157,25 @@ def _git(
         raise BackendUnavailable("there is no git on this machine: install it (apt install git)")
     env = dict(_VARIABLES)
     env |= {name: value for name, value in os.environ.items() if _PROXIES.fullmatch(name)}
-    for given, name in _TRUSTED:
-        if os.environ.get(given) and name not in env:
-            env[name] = os.path.abspath(os.environ[given])
-    shown = tuple(env[name] for _, name in _TRUSTED[:2] if name in env)
-    seen = Confinement(shown, seen.writable, measured=seen.measured, bounds=seen.bounds)
+    for source, name in _TRUSTED:
+        if os.environ.get(source) and name not in env:
+            env[name] = os.path.abspath(os.environ[source])
+    certificates = tuple(env[name] for _, name in _TRUSTED[:2] if name in env)
+    seen = Confinement(certificates, seen.writable, measured=seen.measured, bounds=seen.bounds)
     settings = [word for setting in _SETTINGS for word in ("-c", setting)]
     if HOSTS in os.environ:  # git would contact another host before we could check it
         settings += ["-c", "http.followRedirects=false"]
     progress = Progress("fetching", url)
     # Much of the output comes from the server, so it is bounded.
-    said: deque[str] = deque(maxlen=MOST_LINES)
+    output: deque[str] = deque(maxlen=MOST_LINES)
     with started([git, *settings, *words], env, lock, seen) as (process, lines):
         for line in lines:
             report(progress)
             if line:
-                said.append(line[:LONGEST_LINE])
+                output.append(line[:LONGEST_LINE])
     if process.returncode:
-        raise _explained(list(said), url, revision, process.returncode)
-    return list(said)
+        raise _explained(list(output), url, revision, process.returncode)
+    return list(output)
 
 
 # --- why it failed -----------------------------------------------------------------------
@@ -186,8 +186,8 @@ def _unknown(url: str, revision: str) -> InvalidRequest:
     return InvalidRequest(f"{url} has no {what}: name a branch, a tag or a commit that is there")
 
 
-def _explained(said: list[str], url: str, revision: str, code: int) -> HutchError:
-    text = "\n".join(said)
+def _explained(output: list[str], url: str, revision: str, code: int) -> HutchError:
+    text = "\n".join(output)
     host = url.split("/")[2]
     if NO_SPACE.search(text):
         return NoSpace("the disk is full, or has no room for more files: git could not go on")
@@ -213,10 +213,10 @@ def _explained(said: list[str], url: str, revision: str, code: int) -> HutchErro
             "environment, packages from git are left out"
         )
     if re.search(r"find remote ref|not our ref|unadvertised|Needed a single revision", text) or (
-        not said and revision
+        not output and revision
     ):
         return _unknown(url, revision)
     if re.search(r"transport '[^']*' not allowed", text):
         return InvalidRequest(f"{url} leads to an address that is not https")
-    last = re.sub(r"^(fatal|error): ", "", said[-1])[:300] if said else "it said nothing"
+    last = re.sub(r"^(fatal|error): ", "", output[-1])[:300] if output else "it said nothing"
     return InvalidRequest(f"git could not fetch {url} (exit code {code}): {last}")

@@ -106,13 +106,13 @@ def build(image: str | Image, progress: Report | None = None) -> BuiltImage:
     Raises NotFound if there is no such image, InvalidRequest if the packages are not available,
     BackendUnavailable if this machine cannot download or store them, and NoSpace.
     """
-    found = find(image)
-    if found.name:
-        _check_name(found.name)
-        if found != BUILT_IN.get(found.name, found):
-            raise InvalidRequest(f"{found.name!r} is built in; choose another name for yours")
+    target = find(image)
+    if target.name:
+        _check_name(target.name)
+        if target != BUILT_IN.get(target.name, target):
+            raise InvalidRequest(f"{target.name!r} is built in; choose another name for yours")
     report = progress or _ignore
-    folder = _environments() / found.key
+    folder = _environments() / target.key
     if not folder.is_dir():
         make_folder(folder.parent)
     while not folder.is_dir():
@@ -122,10 +122,10 @@ def build(image: str | Image, progress: Report | None = None) -> BuiltImage:
                 time.sleep(POLL)  # not a blocking `flock`: a thread in one cannot be stopped
                 continue
             if not folder.is_dir():
-                _build(found, folder, held, report)
-    if found.name and found.name not in BUILT_IN:
-        _keep_name(found)
-    return resolve(found)
+                _build(target, folder, held, report)
+    if target.name and target.name not in BUILT_IN:
+        _keep_name(target)
+    return resolve(target)
 
 
 def hold(ready: BuiltImage) -> int:

@@ -68,9 +68,9 @@ def _call(body: str) -> str | None:
     if assigned := _ASSIGNED.fullmatch(body):
         targets, sign, rest = assigned.groups()
         return f"{targets} = {_invoked(sign, rest, captured=True)}"
-    asked = _HELP.fullmatch(body)
-    if asked and (asked[1] or asked[3]):
-        return f"__magic__.explain({asked[2]!r}, {asked[1] == '??' or asked[3] == '??'})"
+    question = _HELP.fullmatch(body)
+    if question and (question[1] or question[3]):
+        return f"__magic__.explain({question[2]!r}, {question[1] == '??' or question[3] == '??'})"
     return None
 
 

@@ -96,21 +96,21 @@ class Swap:
             return {"slept": [], "bytes": 0, "awake": []}
         gc.collect()
         with uninterrupted():
-            found = reach.large(namespace, frame_bytes, array_bytes)
+            large = reach.large(namespace, frame_bytes, array_bytes)
             try:
                 with pages.open_to_itself():
                     why = other_threads_run()
                 if why:
-                    return _report(found, SleepPlan(reasons=[((0, 1 << 64), why)]), 0)
+                    return _report(large, SleepPlan(reasons=[((0, 1 << 64), why)]), 0)
                 self._check_file()
-                plan = self._plan(found)
+                plan = self._plan(large)
                 moved = self._carry_out(plan, pending)
             except (OSError, ImportError) as error:
-                return _report(found, SleepPlan(reasons=[((0, 1 << 64), _why(error))]), 0)
+                return _report(large, SleepPlan(reasons=[((0, 1 << 64), _why(error))]), 0)
             self._free_unused()
             pages.trim()
             Swap.current = self
-            return _report(found, plan, moved)
+            return _report(large, plan, moved)
 
     def asleep(self) -> Spans:
         """The memory that is on disk now: areas of which less than half is resident."""
@@ -170,9 +170,9 @@ class Swap:
     def _move(self, step: MoveStep) -> None:
         size = step.end - step.start
         view = pages.at(step.start, size)
-        done = 0
-        while done < size:
-            done += os.pwrite(self._fd, view[done:], step.offset + done)
+        written = 0
+        while written < size:
+            written += os.pwrite(self._fd, view[written:], step.offset + written)
         # Only synced pages can be dropped from the page cache, which counts as memory too.
         os.fdatasync(self._fd)
         os.posix_fadvise(self._fd, step.offset, size, os.POSIX_FADV_DONTNEED)
@@ -268,12 +268,12 @@ def _whole_pages(buffer: reach.Buffer) -> Span:
     return start, max(start, (buffer.address + buffer.size) // PAGE * PAGE)
 
 
-def _report(found: list[reach.Large], done: SleepPlan, moved: int) -> dict[str, object]:
+def _report(variables: list[reach.Large], plan: SleepPlan, moved: int) -> dict[str, object]:
     slept, awake = [], []
-    asleep = Spans(done.asleep)
-    texts = dict.fromkeys(reason for _, reason in done.reasons)
-    reasons = {text: Spans([span for span, why in done.reasons if why == text]) for text in texts}
-    for one in found:
+    asleep = Spans(plan.asleep)
+    texts = dict.fromkeys(reason for _, reason in plan.reasons)
+    reasons = {text: Spans([span for span, why in plan.reasons if why == text]) for text in texts}
+    for one in variables:
         spans = [_whole_pages(buffer) for buffer in one.buffers]
         if any(map(asleep.meet, spans)):
             slept.append(one.name)

@@ -187,24 +187,24 @@ def _numpy_random() -> Any:
         return None  # the user has set another generator, which has no such state
 
 
-def apply(kept: dict[str, Any]) -> Losses:
+def apply(state: dict[str, Any]) -> Losses:
     """Restore what `gather` returned, as far as loading variables may depend on it."""
-    os.environ.update(kept["environ"])
-    for key in kept["unset"]:
+    os.environ.update(state["environ"])
+    for key in state["unset"]:
         os.environ.pop(key, None)
-    if time.tzname != tuple(kept.get("timezone", time.tzname)):
+    if time.tzname != tuple(state.get("timezone", time.tzname)):
         time.tzset()
-    os.umask(kept.get("umask", _umask()))
+    os.umask(state.get("umask", _umask()))
     # Loading may need a stack as deep as saving had.
-    sys.setrecursionlimit(max(kept.get("recursion", 0), sys.getrecursionlimit()))
-    sys.path += [one for one in kept["path"] if one not in sys.path]
-    for name, lines in kept["sources"].items():
+    sys.setrecursionlimit(max(state.get("recursion", 0), sys.getrecursionlimit()))
+    sys.path += [one for one in state["path"] if one not in sys.path]
+    for name, lines in state["sources"].items():
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    if kept["directory"]:
+    if state["directory"]:
         try:
-            os.chdir(kept["directory"])
+            os.chdir(state["directory"])
         except OSError as error:
-            return [["directory", f"{kept['directory']}: {error.strerror}"]]
+            return [["directory", f"{state['directory']}: {error.strerror}"]]
     return []
 
 

@@ -106,10 +106,10 @@ class Declarations:
         # Beside [project], Poetry's table says where packages come from. If ignored, a package
         # of a repository would be taken from the index, where anyone may own its name.
         self._sources = {
-            plain_name(key): each
+            plain_name(key): source
             for key, value in table(poetry.get("dependencies"), f"{name}: tool.poetry").items()
-            for each in (value if isinstance(value, list) else [value])
-            if isinstance(each, dict) and not _PLACES.isdisjoint(each)
+            for source in (value if isinstance(value, list) else [value])
+            if isinstance(source, dict) and not _PLACES.isdisjoint(source)
         }
         self._sources |= {
             plain_name(key): value
@@ -124,12 +124,12 @@ class Declarations:
         for group in self.groups:
             if group in by_name:
                 self._add_group(groups, by_name[group], ())
-        for wanted in self.extras:
-            if plain_name(wanted) in by_name:
-                self._known.add(wanted)
-                self._add_group(groups, by_name[plain_name(wanted)], ())
-            elif self._add_extra(wanted):
-                self._known.add(wanted)
+        for extra in self.extras:
+            if plain_name(extra) in by_name:
+                self._known.add(extra)
+                self._add_group(groups, by_name[plain_name(extra)], ())
+            elif self._add_extra(extra):
+                self._known.add(extra)
         if poetry:
             self._read_poetry(poetry)
         if "dependencies" in texts(self._about.get("dynamic"), f"{name}: dynamic"):
@@ -186,13 +186,13 @@ class Declarations:
         if (f"group {name}", False) in self._opened:
             return  # groups that include each other twice would grow without bound
         self._opened.add((f"group {name}", False))
-        for each in members:
-            if isinstance(each, dict) and isinstance(each.get("include-group"), str):
-                self._add_group(groups, each["include-group"], (*outer, name))
-            elif isinstance(each, str):
-                self.add("pyproject.toml", each, self.packages)
+        for member in members:
+            if isinstance(member, dict) and isinstance(member.get("include-group"), str):
+                self._add_group(groups, member["include-group"], (*outer, name))
+            elif isinstance(member, str):
+                self.add("pyproject.toml", member, self.packages)
             else:
-                raise InvalidRequest(f"pyproject.toml: invalid entry {each!r} in group {name!r}")
+                raise InvalidRequest(f"pyproject.toml: invalid entry {member!r} in group {name!r}")
 
     # --- Poetry's table, and Pipfile ------------------------------------------------------
 
@@ -257,10 +257,10 @@ class Declarations:
         markers = [line(about.get("markers"), where)]
         markers += [f"{key} {line(about[key], where)}" for key in _MARKERS if key in about]
         if "python" in about:
-            found = python_marker(line(about["python"], where))
-            if found is None:
+            condition = python_marker(line(about["python"], where))
+            if condition is None:
                 raise InvalidRequest(f"{where}: cannot parse its Python version")
-            markers.append(found)
+            markers.append(condition)
         if platform := line(about.get("platform"), where):
             markers.append(f"sys_platform == '{platform}'")
         marker = " and ".join(f"({each})" for each in markers if each)
@@ -284,18 +284,18 @@ class Declarations:
     # --- setup.py, setup.cfg, environment.yml ---------------------------------------------
 
     def read_setup(self) -> None:
-        for found in (read_setup_cfg(self.files), read_setup_py(self.files)):
-            if found is None:
+        for setup in (read_setup_cfg(self.files), read_setup_py(self.files)):
+            if setup is None:
                 continue
-            self._add_python(found.file, found.python)
-            self._add_all(found.file, found.requires)
-            for file in found.follows:
-                self._follow_file(found.file, file, self.packages, 0)
-            self._add_setup_extras(found)
-            if found.computed and "dependencies" not in self._about:
+            self._add_python(setup.file, setup.python)
+            self._add_all(setup.file, setup.requires)
+            for file in setup.follows:
+                self._follow_file(setup.file, file, self.packages, 0)
+            self._add_setup_extras(setup)
+            if setup.computed and "dependencies" not in self._about:
                 self.notes.append(
                     InstallNote(
-                        f"{', '.join(found.computed)} of {found.file} cannot be read without "
+                        f"{', '.join(setup.computed)} of {setup.file} cannot be read without "
                         "running it, and is not installed: list it in requirements.txt or "
                         "pyproject.toml"
                     )
@@ -414,8 +414,8 @@ class Declarations:
     ) -> None:
         """A package that uv or Poetry would take from elsewhere (tool.uv.sources, tool.poetry)."""
         where = f"{file}: the source of {name}"
-        found = self._sources[name]
-        source = table(found[0] if isinstance(found, list) and found else found, where)
+        declared = self._sources[name]
+        source = table(declared[0] if isinstance(declared, list) and declared else declared, where)
         marker = one.partition(" ; ")[2]
         if "index" in source:
             self.notes.append(
@@ -603,23 +603,23 @@ def read_environment(files: ProjectFiles) -> Environment | None:
     file = next((name for name in NAMES if files.has(name)), None)
     if file is None:
         return None
-    found = Environment(file)
+    environment = Environment(file)
     about = table(files.yaml(file), file)
-    for each in items(about.get("dependencies"), f"{file}: dependencies"):
-        if isinstance(each, dict):
-            for kind, lines in each.items():
+    for entry in items(about.get("dependencies"), f"{file}: dependencies"):
+        if isinstance(entry, dict):
+            for kind, lines in entry.items():
                 if kind == "pip":
-                    found.requires += texts(lines, f"{file}: pip")
+                    environment.requires += texts(lines, f"{file}: pip")
                 else:
-                    found.notes.append(
+                    environment.notes.append(
                         InstallNote(f"{file}: only conda and pip packages are known", str(kind))
                     )
         else:
-            _add(found, line(each, f"{file}: dependencies"))
-    return found
+            _add(environment, line(entry, f"{file}: dependencies"))
+    return environment
 
 
-def _add(found: Environment, text: str) -> None:
+def _add(environment: Environment, text: str) -> None:
     _, _, text = text.rpartition("::")  # CHANNEL::NAME
     parts = _PARTS.fullmatch(text.strip())
     name, version = (parts[1].lower(), parts[2]) if parts else (text, "")
@@ -627,14 +627,15 @@ def _add(found: Environment, text: str) -> None:
     if name == "pip":
         return
     if name == "python" and specifier is not None:
-        found.python = specifier
+        environment.python = specifier
         return
-    known = _RENAMED.get(name) or (plain_name(name) if plain_name(name) in _SAME else None)
-    if known is None:
-        why = f"it is a conda package: if the index has it, list it under `pip:` in {found.file}"
-        found.notes.append(InstallNote(why, text))
+    package = _RENAMED.get(name) or (plain_name(name) if plain_name(name) in _SAME else None)
+    if package is None:
+        why = "it is a conda package: if the index has it, list it under `pip:` in "
+        why += environment.file
+        environment.notes.append(InstallNote(why, text))
     elif specifier is None:
-        why = f"its version is not understood: list it under `pip:` in {found.file}"
-        found.notes.append(InstallNote(why, text))
+        why = f"its version is not understood: list it under `pip:` in {environment.file}"
+        environment.notes.append(InstallNote(why, text))
     else:
-        found.requires.append(f"{known}{specifier}")
+        environment.requires.append(f"{package}{specifier}")

@@ -203,23 +203,23 @@ def _poetry_package(
     }
     for key, value in table(entry.get("dependencies"), where).items():
         for each in value if isinstance(value, list) else [value]:
-            wanted, optional = _poetry_dependency(lock.file, key, each)
+            dependency, optional = _poetry_dependency(lock.file, key, each)
             if not optional:
-                package.needs.append(wanted)
+                package.needs.append(dependency)
             for extra, names in offered.items():
-                if optional and wanted.name in names:
+                if optional and dependency.name in names:
                     # Its marker says `extra == "NAME"`: of this package, not of the project.
-                    marker = with_extras(wanted.marker, {extra, plain_name(extra)})
+                    marker = with_extras(dependency.marker, {extra, plain_name(extra)})
                     of_extra = package.extras.setdefault(plain_name(extra), [])
-                    of_extra.append(replace(wanted, marker=marker))
+                    of_extra.append(replace(dependency, marker=marker))
     source = table(entry.get("source"), where)
-    found = list(tables(entry.get("files", older.get(str(entry.get("name")))), where))
-    wheels = [each for each in found if str(each.get("file")).endswith(".whl")]
+    artifacts = list(tables(entry.get("files", older.get(str(entry.get("name")))), where))
+    wheels = [each for each in artifacts if str(each.get("file")).endswith(".whl")]
     place = line(source.get("url"), where)
     match source.get("type"):
         case None | "legacy":
             _note_index(lock, place)
-            if wheels or not found:
+            if wheels or not artifacts:
                 hashes = [each.get("hash") for each in wheels]
                 package.line = locked_line(lock.file, name, package.version, hashes)
             else:
@@ -333,9 +333,9 @@ def read_pylock(file: str, request: LockRequest) -> Lock:
 def _with_groups(marker: str, groups: set[str], extras: set[str]) -> str:
     """The marker of a lock, with its conditions on groups and extras evaluated."""
 
-    def decided(found: re.Match[str]) -> str:
-        chosen = groups if found["of"] == "dependency_groups" else extras
-        is_so = (plain_name(found["name"]) in chosen) is not bool(found["no"])
+    def decided(match: re.Match[str]) -> str:
+        chosen = groups if match["of"] == "dependency_groups" else extras
+        is_so = (plain_name(match["name"]) in chosen) is not bool(match["no"])
         return f"python_version {'>' if is_so else '<'} '0'"
 
     return re.sub(

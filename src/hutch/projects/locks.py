@@ -102,14 +102,14 @@ class Lock:
         seen: set[tuple[int, str]] = set()
         queue = deque(self.roots)
         while queue:
-            wanted = queue.popleft()
-            if not holds(wanted.marker):
+            dependency = queue.popleft()
+            if not holds(dependency.marker):
                 continue
-            package = self._find(wanted, holds)
+            package = self._find(dependency, holds)
             if package is None:
-                notes[self._missing(wanted)] = None
+                notes[self._missing(dependency)] = None
                 continue
-            for extra in ("", *wanted.extras):
+            for extra in ("", *dependency.extras):
                 if (id(package), extra) not in seen:
                     seen.add((id(package), extra))
                     queue.extend(package.extras.get(extra, ()) if extra else package.needs)
@@ -119,8 +119,8 @@ class Lock:
                 lines[package.line] = None
             elif package.source:
                 git[GitPackage(package.name, package.source)] = None
-        for wanted in (*self.roots, *declared):
-            if holds(wanted.marker) and (note := self._difference(wanted, holds)):
+        for dependency in (*self.roots, *declared):
+            if holds(dependency.marker) and (note := self._difference(dependency, holds)):
                 notes[note] = None
         return Selected(tuple(sorted(lines)), tuple(git), tuple(notes))
 
@@ -139,21 +139,28 @@ class Lock:
         why = f"{self.file} does not have it: bring it up to date with `{self.update}`"
         return InstallNote(why, wanted.name)
 
-    def _find(self, wanted: Dependency, holds: _Markers) -> Locked | None:
-        found = self.packages.get(wanted.name, [])
-        if wanted.version:
-            found = [each for each in found if each.version == wanted.version]
-        if len(found) > 1:
-            right = [
-                each
-                for each in found
-                if each.version and wanted.allowed.contains(each.version, prereleases=True)
+    def _find(self, dependency: Dependency, holds: _Markers) -> Locked | None:
+        candidates = self.packages.get(dependency.name, [])
+        if dependency.version:
+            candidates = [
+                package for package in candidates if package.version == dependency.version
             ]
-            found = right or found
-        if len(found) > 1:
-            right = [each for each in found if not each.markers or any(map(holds, each.markers))]
-            found = right or found
-        return found[0] if found else None
+        if len(candidates) > 1:
+            matching = [
+                package
+                for package in candidates
+                if package.version
+                and dependency.allowed.contains(package.version, prereleases=True)
+            ]
+            candidates = matching or candidates
+        if len(candidates) > 1:
+            matching = [
+                package
+                for package in candidates
+                if not package.markers or any(map(holds, package.markers))
+            ]
+            candidates = matching or candidates
+        return candidates[0] if candidates else None
 
 
 class _Markers:

@@ -96,30 +96,32 @@ def _read_python(files: ProjectFiles, extras: list[str]) -> Needs:
     locks = [name for name in READERS if files.has(name)]
     if locks:
         return _read_lock(files, locks, extras)
-    found = Declarations(files, extras)
-    found.read_pyproject()
-    found.read_requirements()
-    found.read_setup()
-    found.read_pipfile()
-    found.read_environment()
-    found.check_extras()
-    notes = list(found.notes)
+    declarations = Declarations(files, extras)
+    declarations.read_pyproject()
+    declarations.read_requirements()
+    declarations.read_setup()
+    declarations.read_pipfile()
+    declarations.read_environment()
+    declarations.check_extras()
+    notes = list(declarations.notes)
     for name in filter(files.has, NOT_READ):
         newest = "the newest versions that the project allows are installed"
         notes.append(InstallNote(f"{name} is not read: {newest}"))
-    notes += _note_requirements(files, found)
+    notes += _note_requirements(files, declarations)
     notes += _note_hatch(files)
     needs = PythonNeeds(
-        tuple(found.packages),
-        tuple(found.bounds),
-        found.hashed,
-        pythons=tuple(found.pythons),
-        left_out=tuple(dict.fromkeys(each.name for each in found.elsewhere)),
-        git=tuple(each for packages in found.git.values() for each in packages),
+        tuple(declarations.packages),
+        tuple(declarations.bounds),
+        declarations.hashed,
+        pythons=tuple(declarations.pythons),
+        left_out=tuple(dict.fromkeys(each.name for each in declarations.elsewhere)),
+        git=tuple(each for packages in declarations.git.values() for each in packages),
     )
-    modules = dict.fromkeys(own_folders(files, found.folders))
+    modules = dict.fromkeys(own_folders(files, declarations.folders))
     is_empty = not (needs.packages or needs.git)
-    return Needs(None if is_empty else needs, None, tuple(modules), tuple(found.used), tuple(notes))
+    return Needs(
+        None if is_empty else needs, None, tuple(modules), tuple(declarations.used), tuple(notes)
+    )
 
 
 def _more_requirements(files: ProjectFiles, found: Declarations) -> list[str]:
@@ -164,21 +166,21 @@ def _note_hatch(files: ProjectFiles) -> list[InstallNote]:
 
 def _read_lock(files: ProjectFiles, locks: list[str], extras: list[str]) -> Needs:
     name, *others = locks
-    found = Declarations(files, extras)
+    declarations = Declarations(files, extras)
     if name == "Pipfile.lock":
-        found.read_pipfile()
+        declarations.read_pipfile()
     else:
-        found.read_pyproject(of_poetry=name == "poetry.lock")
+        declarations.read_pyproject(of_poetry=name == "poetry.lock")
     if name != "pylock.toml":  # it may be the only file
-        found.check_extras()
-    declared = found.dependencies()
-    lock = READERS[name](name, LockRequest(files, declared, extras, found.groups))
+        declarations.check_extras()
+    declared = declarations.dependencies()
+    lock = READERS[name](name, LockRequest(files, declared, extras, declarations.groups))
     source = "Pipfile" if name == "Pipfile.lock" else "pyproject.toml"
-    others += [each for each in DECLARED if files.has(each) and each != source]
-    notes = [InstallNote(f"{each} is not read: {name} says what is installed") for each in others]
-    if more := _more_requirements(files, found):
+    others += [file for file in DECLARED if files.has(file) and file != source]
+    notes = [InstallNote(f"{file} is not read: {name} says what is installed") for file in others]
+    if more := _more_requirements(files, declarations):
         notes.append(InstallNote(f"{', '.join(more)}: not read, for {name} says what is installed"))
     notes += _note_hatch(files)
-    needs = PythonNeeds(lock=lock, declared=tuple(declared), pythons=tuple(found.pythons))
+    needs = PythonNeeds(lock=lock, declared=tuple(declared), pythons=tuple(declarations.pythons))
     modules = dict.fromkeys(own_folders(files, lock.folders))
     return Needs(needs if lock.roots else None, None, tuple(modules), (name,), tuple(notes))

@@ -76,26 +76,31 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
     data = read("package.json")
     about = {} if data is None else _object("package.json", data)
     notes: list[InstallNote] = []
-    wanted = {key: _of_registry(about, key, notes) for key in WANTED if about.get(key)}
-    if not any(wanted.get(key) for key in WANTED[:3]):
+    sections = {key: _of_registry(about, key, notes) for key in WANTED if about.get(key)}
+    if not any(sections.get(key) for key in WANTED[:3]):
         return NodeRead(notes=tuple(notes))
     if about.get("workspaces"):
         why = "package.json has workspaces, which are not installed: use --mount"
         return NodeRead(notes=(InstallNote(why),))
-    package: dict[str, object] = {"name": "project", "version": "0.0.0", "private": True, **wanted}
+    package: dict[str, object] = {
+        "name": "project",
+        "version": "0.0.0",
+        "private": True,
+        **sections,
+    }
     if isinstance(overrides := about.get("overrides"), dict):
         package["overrides"] = _overrides(overrides)
-    found = next(((name, data) for name in LOCKS if (data := read(name)) is not None), None)
-    lock = None if found is None else _clean_lock(*found, package, notes)
+    lock_file = next(((name, data) for name in LOCKS if (data := read(name)) is not None), None)
+    lock = None if lock_file is None else _clean_lock(*lock_file, package, notes)
     others = [name for name in OTHER_LOCKS if read(name) is not None]
-    files = ("package.json",) if found is None else ("package.json", found[0])
+    files = ("package.json",) if lock_file is None else ("package.json", lock_file[0])
     for name in others:
         why = (
             "versions are the newest that package.json allows. To pin them, make a lock file that "
             "is read: `npm install --package-lock-only`"
         )
-        if found:
-            why = f"versions are those of {found[0]}"
+        if lock_file:
+            why = f"versions are those of {lock_file[0]}"
         notes.append(InstallNote(f"{name} is not read: {why}"))
     needs = NodeNeeds(_dump(package), None if lock is None else _dump(lock))
     return NodeRead(needs, files, tuple(dict.fromkeys(notes)))
@@ -103,18 +108,18 @@ def read_node(read: Callable[[str], bytes | None]) -> NodeRead:
 
 def _of_registry(about: dict[str, object], key: str, notes: list[InstallNote]) -> dict[str, str]:
     """The packages of package.json that come from the registry."""
-    found = about[key]
-    if isinstance(found, dict):
+    packages = about[key]
+    if isinstance(packages, dict):
         elsewhere = {
-            name: asked
-            for name, asked in found.items()
-            if isinstance(asked, str) and not _is_range(asked)
+            name: version
+            for name, version in packages.items()
+            if isinstance(version, str) and not _is_range(version)
         }
-        for name, asked in elsewhere.items():
-            single_line(asked, "package.json")
-            notes.append(_elsewhere(_name("package.json", name), asked))
-        found = {name: asked for name, asked in found.items() if name not in elsewhere}
-    return _ranges("package.json", {key: found}, key)
+        for name, version in elsewhere.items():
+            single_line(version, "package.json")
+            notes.append(_elsewhere(_name("package.json", name), version))
+        packages = {name: version for name, version in packages.items() if name not in elsewhere}
+    return _ranges("package.json", {key: packages}, key)
 
 
 def _elsewhere(name: str, place: str) -> InstallNote:
@@ -225,11 +230,11 @@ def _clean_entry(file: str, place: str, entry: dict[str, object]) -> dict[str, o
     if "name" in clean:
         _name(file, clean["name"])
     for key, form in (("version", _VERSION), ("integrity", _HASHES)):
-        found = clean.get(key)
-        if found is not None and not (isinstance(found, str) and form.fullmatch(found)):
+        value = clean.get(key)
+        if value is not None and not (isinstance(value, str) and form.fullmatch(value)):
             raise InvalidRequest(
                 f"{file}: {place!r:.200} does not come from the registry: its {key} is "
-                f"{found!r:.200}"
+                f"{value!r:.200}"
             )
     _check_texts(f"{file}: {place}", clean)
     bins = clean.get("bin", {})

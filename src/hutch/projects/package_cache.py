@@ -131,23 +131,23 @@ def _sweep(place: Path, mine: str) -> None:
 
     Best-effort; never raises OSError.
     """
-    for found in place.iterdir():
-        name = found.name.partition(BUILDING)[0]
-        if not found.is_dir() or name == mine:
+    for path in place.iterdir():
+        name = path.name.partition(BUILDING)[0]
+        if not path.is_dir() or name == mine:
             continue
         with suppress(OSError):
-            _remove_unused(place, found, name)
+            _remove_unused(place, path, name)
 
 
-def _remove_unused(place: Path, found: Path, name: str) -> None:
+def _remove_unused(place: Path, path: Path, name: str) -> None:
     folder = place / name
     used = place / f"{name}.lock"
     fresh = used.exists() and time.time() - used.stat().st_mtime < KEPT
-    if found == folder and fresh:
+    if path == folder and fresh:
         return
     with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         if held is not None:
-            if found == folder:  # renamed first: a folder with its own name is always complete
-                found = folder.rename(folder.with_name(f"{name}{BUILDING}-{secrets.token_hex(8)}"))
+            if path == folder:  # renamed first: a folder with its own name is always complete
+                path = folder.rename(folder.with_name(f"{name}{BUILDING}-{secrets.token_hex(8)}"))
                 _notes_file(folder).unlink(missing_ok=True)
-            remove_tree(found)
+            remove_tree(path)

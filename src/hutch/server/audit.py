@@ -411,7 +411,7 @@ def scan(
     folder: Path, after: int = 0, limit: int = 1000, only: AuditFilter = ALL
 ) -> tuple[list[AuditEntry], int]:
     """As `read`; also the number of the last line that was scanned, to continue after it."""
-    found: list[AuditEntry] = []
+    entries: list[AuditEntry] = []
     line = b""
     for path in _files_after(folder, after, only.since):
         for line in _whole_lines(path):
@@ -419,12 +419,12 @@ def scan(
                 continue
             entry = _entry(line)
             if entry is not None and entry.number > after and only.matches(entry):
-                found.append(entry)
-                if len(found) >= limit:
-                    return found, entry.number
+                entries.append(entry)
+                if len(entries) >= limit:
+                    return entries, entry.number
     last = _parsed(line)
     # The last line may be malformed; lines that were returned are not scanned again.
-    return found, max([after, *(entry.number for entry in found), last.number if last else 0])
+    return entries, max([after, *(entry.number for entry in entries), last.number if last else 0])
 
 
 async def entries(
@@ -435,10 +435,10 @@ async def entries(
     while True:
         end = await asyncio.to_thread(_end, folder)
         if end != seen:  # otherwise up to FILE_SIZE would be read for nothing
-            found, after = await asyncio.to_thread(scan, folder, after, PAGE, only)
-            for entry in found:
+            page, after = await asyncio.to_thread(scan, folder, after, PAGE, only)
+            for entry in page:
                 yield entry
-            if len(found) >= PAGE:
+            if len(page) >= PAGE:
                 continue
             seen = end
         if not follow:

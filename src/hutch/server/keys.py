@@ -251,10 +251,10 @@ class Keys:
         for child in self._children(like.parent)[MAX_CHILDREN - 1 :]:
             await self.revoke(child)
         if not self._is_cut_off(like) and not self._has_expired(like):
-            made = await self._insert(like)
-            if not self._is_cut_off(made):
-                return made
-            await self.revoke(made.id)  # its parent was revoked while the store was written
+            temporary = await self._insert(like)
+            if not self._is_cut_off(temporary):
+                return temporary
+            await self.revoke(temporary.id)  # its parent was revoked while the store was written
         raise Unauthorized("the key that asked for this ticket has ended: log in again")
 
     def check_not_temporary(self, caller: Caller) -> None:
@@ -327,9 +327,9 @@ class Keys:
         else:
             longest = old.expires_at if self._max_ttl is None else now + self._max_ttl
             expires_at = min(old.expires_at, longest)
-        made = await self._insert(replace(old, expires_at=expires_at))
+        new = await self._insert(replace(old, expires_at=expires_at))
         if id not in self._digests:  # it was revoked while the store was written
-            await self.revoke(made.id)
+            await self.revoke(new.id)
             self._not_revoked(id)
         # The new one exists before the old one ends, so a crash in between locks no client out.
         if not seconds:
@@ -337,7 +337,7 @@ class Keys:
         elif old.expires_at is None or old.expires_at > now + seconds:
             await self._store.set_key_expiry(id, now + seconds)
             self._keys[id] = replace(self._keys[id], expires_at=now + seconds)
-        return made
+        return new
 
     def _not_revoked(self, id: str) -> Key:
         key = self._keys.get(id)
@@ -390,16 +390,16 @@ class Keys:
         if id not in self._keys:
             raise NotFound(f"there is no key {id[:64]!r}: `hutch key ls` lists them")
         ids = [id, *self._children(id)]
-        for each in ids:  # first here: they stay out if the disk is full
-            if digest := self._digests.pop(each, None):
-                self._revoked[each] = digest
-            for end in self._open.pop(each, []):
+        for key_id in ids:  # first here: they stay out if the disk is full
+            if digest := self._digests.pop(key_id, None):
+                self._revoked[key_id] = digest
+            for end in self._open.pop(key_id, []):
                 end()
         now = time.time()
         # The parent first: without it, its temporary keys open nothing after a restart, either.
-        for each in ids:
-            if self._keys[each].revoked_at is None and await self._store.revoke_key(each, now):
-                self._keys[each] = replace(self._keys[each], revoked_at=now)
+        for key_id in ids:
+            if self._keys[key_id].revoked_at is None and await self._store.revoke_key(key_id, now):
+                self._keys[key_id] = replace(self._keys[key_id], revoked_at=now)
 
     def find(self, text: str) -> Caller | None:
         """The caller with this key, or None. Raises KeyExpired."""

@@ -299,16 +299,16 @@ class Workspaces:
         """The quotas that apply to it and are not enforced by the kernel."""
         name = _checked(owner, id)
         row = await self._row(name)
-        found = []
+        quotas = []
         quota, whole = row.quota or self.default_quota, self._disk_quota(owner)
         # A full volume can be used: the kernel refuses writes to it with ENOSPC.
         if quota is not None and not self._is_enforced(row):
             used = await self._size(name)
             what = f"workspace {id} has"
-            found.append(MeasuredQuota(f"{owner}/{id}", what, used, quota, "remove files from it"))
+            quotas.append(MeasuredQuota(f"{owner}/{id}", what, used, quota, "remove files from it"))
         if whole is not None:
-            found.append(_of_owner(owner, await self.disk_used(owner), whole))
-        return tuple(found)
+            quotas.append(_of_owner(owner, await self.disk_used(owner), whole))
+        return tuple(quotas)
 
     async def check_disk(self, owner: str, more: int) -> None:
         """Raises NoSpace if this many bytes more would exceed the disk quota of the owner."""

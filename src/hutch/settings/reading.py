@@ -125,18 +125,18 @@ def examine_keys(
         in_file = list(_in_file(file, problems, text)) if file else []
     except InvalidRequest as exc:
         return None, [Problem("", str(exc))]
-    for given in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
+    for assignment in (*in_file, *_in_environment(env, notes), *_in_options(options or {})):
         try:
-            if given.key in SANDKASTEN_KEYS:
-                notes += _sandkasten_note(given)
+            if assignment.key in SANDKASTEN_KEYS:
+                notes += _sandkasten_note(assignment)
             else:
-                kind: Kind[object] = FIELDS[given.key].metadata["kind"]
-                values[FIELDS[given.key].name] = _read(kind, given)
-                origins[given.key] = given.place
+                kind: Kind[object] = FIELDS[assignment.key].metadata["kind"]
+                values[FIELDS[assignment.key].name] = _read(kind, assignment)
+                origins[assignment.key] = assignment.place
         except InvalidRequest as exc:
-            problems.append(Problem(given.key, str(exc)))
+            problems.append(Problem(assignment.key, str(exc)))
     if file and text is None:
-        notes += _exposed(file, [given.key for given in in_file])
+        notes += _exposed(file, [assignment.key for assignment in in_file])
     if problems:
         # Stable: the others keep their order.
         return None, sorted(problems, key=lambda problem: _line_of(problem.message))
@@ -278,17 +278,17 @@ def _line(key: str, lines: Mapping[str, int]) -> int:
 
 def unknown_key(key: str) -> str:
     section, _, last = key.rpartition(".")
-    same_name = [known for known in KEYS if known.rpartition(".")[2] == last]
+    same_name = [candidate for candidate in KEYS if candidate.rpartition(".")[2] == last]
     near = same_name or get_close_matches(key, KEYS, n=1, cutoff=0.8)
     if not near:
         # In another section: its name would weigh more than that of the key.
-        by_last = {known.rpartition(".")[2]: known for known in KEYS}
+        by_last = {candidate.rpartition(".")[2]: candidate for candidate in KEYS}
         near = [by_last[name] for name in get_close_matches(last, by_last, n=1, cutoff=0.7)]
     if near:
         return f"unknown key {key}: did you mean {near[0]}?"
-    allowed = [known for known in KEYS if known.rpartition(".")[0] == section]
+    allowed = [candidate for candidate in KEYS if candidate.rpartition(".")[0] == section]
     if not allowed:
-        allowed = [*(known for known in KEYS if "." not in known), *SECTIONS]
+        allowed = [*(candidate for candidate in KEYS if "." not in candidate), *SECTIONS]
     return f"unknown key {key}; known: {', '.join(allowed)}"
 
 

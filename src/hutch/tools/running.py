@@ -165,22 +165,28 @@ async def python(
     if timeout < 1:
         raise InvalidRequest("timeout is 1 second or more")
     try:
-        done, printed = await _run_cell(ctx, code, timeout)
+        execution, printed = await _run_cell(ctx, code, timeout)
     except NotFound:
         raise NotFound("there is no Python in this box: use bash") from None
-    looks = [look for result in done.results if (look := _picture(result))]
+    looks = [look for result in execution.results if (look := _picture(result))]
     drawn = [look for look in looks if isinstance(look, Picture)]
     pictures = [picture for picture in drawn if len(picture.data) <= PICTURE]
-    parts = [printed, *(_short(_text(result), _whole_hint(result)) for result in done.results)]
+    parts = [printed, *(_short(_text(result), _whole_hint(result)) for result in execution.results)]
     parts += [look for look in looks if isinstance(look, str)]
-    if done.error and not done.died:
-        parts.append(done.error.traceback or f"{done.error.name}: {done.error.value}")
-    parts.append(_notes_of_cell(done, timeout))
+    if execution.error and not execution.died:
+        parts.append(
+            execution.error.traceback or f"{execution.error.name}: {execution.error.value}"
+        )
+    parts.append(_notes_of_cell(execution, timeout))
     if unseen := len(drawn) - len(pictures[:PICTURES]):
         parts.append(f"[figures not shown: {unseen}. Save them to files, smaller, and read those]")
     text = "\n".join(_plain(*parts))
-    exit_code = TIMED_OUT if done.timed_out else 0 if done.ok else 1
-    details = {"timed_out": done.timed_out, "restarted": done.restarted, "kept": done.kept}
+    exit_code = TIMED_OUT if execution.timed_out else 0 if execution.ok else 1
+    details = {
+        "timed_out": execution.timed_out,
+        "restarted": execution.restarted,
+        "kept": execution.kept,
+    }
     shown = tuple(pictures[:PICTURES])
     return Answer(text or "(no output)", exit_code, pictures=shown, details=details)
 
@@ -188,23 +194,25 @@ async def python(
 async def _run_cell(ctx: ToolContext, code: str, timeout: int) -> tuple[Execution, str]:
     """Run a cell; returns its execution, and what it printed, shortened for a model."""
     condenser = Condenser("python")
-    done: Execution | None = None
+    execution: Execution | None = None
     cell = ctx.box.stream_code(code, timeout=timeout, keep=True, functions=ctx.functions)
     async with await cell as stream:
         async for item in stream:
             if isinstance(item, Execution):
-                done = item
+                execution = item
             elif isinstance(item, Chunk):
                 condenser.feed(item.data, item.stream)
-    assert done is not None, "a cell ended without an execution"
+    assert execution is not None, "a cell ended without an execution"
     if not ctx.condense:
-        printed = "\n".join(_plain(done.logs.stdout, done.logs.stderr))
-        return done, both_ends(printed, RAW, f"the middle is hidden: {recall_hint(done.kept)}")
-    condensed = condenser.finish(0 if done.ok else 1, recall=done.kept)
-    usage.note_run(condensed, done.logs.stdout + done.logs.stderr)
-    if done.kept and condensed.hidden_lines:
-        ctx.hidden[done.kept] = (condensed.family, condensed.program)
-    return done, condensed.text
+        printed = "\n".join(_plain(execution.logs.stdout, execution.logs.stderr))
+        return execution, both_ends(
+            printed, RAW, f"the middle is hidden: {recall_hint(execution.kept)}"
+        )
+    condensed = condenser.finish(0 if execution.ok else 1, recall=execution.kept)
+    usage.note_run(condensed, execution.logs.stdout + execution.logs.stderr)
+    if execution.kept and condensed.hidden_lines:
+        ctx.hidden[execution.kept] = (condensed.family, condensed.program)
+    return execution, condensed.text
 
 
 def with_functions(python: Tool, functions: Functions) -> Tool:
@@ -268,17 +276,17 @@ def _picture(result: CellResult) -> Picture | str | None:
     return seen(decoded(result.jpeg), "image/jpeg") if result.jpeg else None
 
 
-def _notes_of_cell(done: Execution, timeout: int) -> str:
+def _notes_of_cell(execution: Execution, timeout: int) -> str:
     notes = []
-    if done.restarted:
+    if execution.restarted:
         notes.append("[the session had died and was restarted: earlier variables are gone]")
-    if done.timed_out:
+    if execution.timed_out:
         notes.append(f"[interrupted after {timeout} seconds; raise timeout, or do less at once]")
-    elif done.interrupted:
+    elif execution.interrupted:
         notes.append("[interrupted]")
-    if done.died:
-        why = " for want of memory" if done.oom else ""
-        notes.append(f"[the session died{why} ({done.died}): its variables are gone]")
+    if execution.died:
+        why = " for want of memory" if execution.oom else ""
+        notes.append(f"[the session died{why} ({execution.died}): its variables are gone]")
     return "\n".join(notes)
 
 

@@ -101,8 +101,8 @@ def _find(user: str, users: list[PasswdEntry], groups: list[GroupEntry]) -> Pass
     Raises InvalidRequest for a name that the image does not have, and for the guest's uid.
     """
     name, _, group = user.partition(":")
-    found = next((entry for entry in users if name in (entry.name, str(entry.uid))), None)
-    if found is None:
+    account = next((entry for entry in users if name in (entry.name, str(entry.uid))), None)
+    if account is None:
         try:
             uid = uid_of(name, ranged=True)
         except InvalidRequest:
@@ -110,16 +110,16 @@ def _find(user: str, users: list[PasswdEntry], groups: list[GroupEntry]) -> Pass
                 f"no user {name!r} in this image: name one that its /etc/passwd has, or a number "
                 "below 65534, such as user='1000'"
             ) from None
-        found = next((entry for entry in (ROOT, NOBODY) if entry.uid == uid), None)
+        account = next((entry for entry in (ROOT, NOBODY) if entry.uid == uid), None)
         taken = DEFAULT.name in {entry.name for entry in users}
-        found = found or PasswdEntry(f"user{uid}" if taken else DEFAULT.name, uid, uid)
-    if found.uid == AGENT:
+        account = account or PasswdEntry(f"user{uid}" if taken else DEFAULT.name, uid, uid)
+    if account.uid == AGENT:
         raise InvalidRequest(f"uid {AGENT} is reserved for the guest: choose another user")
     gids = [entry.gid for entry in groups if group in (entry.name, str(entry.gid))]
     if group.isascii() and group.isdigit() and len(group) < 6:
         gids.append(int(group))
-    gid = gids[0] if group and gids else found.gid
-    return found._replace(gid=gid if gid < 65535 else found.gid)
+    gid = gids[0] if group and gids else account.gid
+    return account._replace(gid=gid if gid < 65535 else account.gid)
 
 
 class UserFiles(NamedTuple):

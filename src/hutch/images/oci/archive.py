@@ -191,10 +191,10 @@ def _of_layout(parts: _Parts, name: Reference) -> ImageDescription:
         raise InvalidRequest("invalid index.json in this image")
     blob = top = _choose_by_name(index, name)
     for _ in range(MAX_INDEXES):
-        found = parse_document(_checked(parts, blob))
-        if isinstance(found, Manifest):
-            return _layers_of(parts, top.digest, found)
-        blob = choose(found)
+        document = parse_document(_checked(parts, blob))
+        if isinstance(document, Manifest):
+            return _layers_of(parts, top.digest, document)
+        blob = choose(document)
     raise InvalidRequest("this image is an index of indexes, and too many of them")
 
 
@@ -223,20 +223,20 @@ def _saved(parts: _Parts) -> list[dict[str, object]] | None:
     if not parts.has("manifest.json"):
         return None
     try:
-        found = parse_json(_read(parts, "manifest.json"), "manifest.json")
+        document = parse_json(_read(parts, "manifest.json"), "manifest.json")
     except InvalidRequest:
         return None
-    entries = found if isinstance(found, list) else []
-    if not all(isinstance(each, dict) and "Layers" in each for each in entries):
+    entries = document if isinstance(document, list) else []
+    if not all(isinstance(entry, dict) and "Layers" in entry for entry in entries):
         return None
     return entries or None
 
 
 def _of_save(parts: _Parts, saved: list[dict[str, object]], name: Reference) -> ImageDescription:
-    called = {tag: each for each in saved for tag in _texts(each.get("RepoTags"))}
-    matching = [each for tag, each in called.items() if _is_called(tag, name)]
+    by_tag = {tag: item for item in saved for tag in _texts(item.get("RepoTags"))}
+    matching = [item for tag, item in by_tag.items() if _is_called(tag, name)]
     if not matching and len(saved) > 1:
-        raise _several(called)
+        raise _several(by_tag)
     entry = matching[0] if matching else saved[0]
     data = _read(parts, str(entry.get("Config")))
     digest = digest_of(data)

@@ -100,31 +100,31 @@ def machine() -> str:
 
 def parse_document(data: bytes) -> Index | Manifest:
     """Parse an index or a manifest. Raises InvalidRequest if it is malformed or unsupported."""
-    found = parse_json(data, "the manifest of the image")
-    if not isinstance(found, dict):
+    document = parse_json(data, "the manifest of the image")
+    if not isinstance(document, dict):
         raise InvalidRequest("invalid image manifest")
-    if found.get("schemaVersion") == 1:
+    if document.get("schemaVersion") == 1:
         raise InvalidRequest(
             "this image has a schema 1 manifest, which cannot be verified: push it again with a "
             "current Docker"
         )
-    if "manifests" in found:
-        return Index(tuple(_listed(each) for each in _list_of(found["manifests"])))
-    layers = tuple(_layer(each) for each in _list_of(found.get("layers")))
-    return Manifest(_blob(found.get("config")), layers)
+    if "manifests" in document:
+        return Index(tuple(_listed(item) for item in _list_of(document["manifests"])))
+    layers = tuple(_layer(item) for item in _list_of(document.get("layers")))
+    return Manifest(_blob(document.get("config")), layers)
 
 
 def choose(index: Index) -> Blob:
     """The image for this machine in an index. Raises InvalidRequest if none runs here."""
-    wanted = f"linux/{machine()}"
-    for found in index.manifests:
-        if found.platform == wanted or (
-            found.platform.startswith(f"{wanted}/") and _runs_here(found.platform)
+    platform = f"linux/{machine()}"
+    for blob in index.manifests:
+        if blob.platform == platform or (
+            blob.platform.startswith(f"{platform}/") and _runs_here(blob.platform)
         ):
-            return found
-    there = sorted({each.platform for each in index.manifests} - {"", "unknown/unknown"})
+            return blob
+    there = sorted({entry.platform for entry in index.manifests} - {"", "unknown/unknown"})
     listed = ", ".join(there)[:500] or "no machine at all"
-    raise InvalidRequest(f"this image is not there for {wanted}, but for {listed}")
+    raise InvalidRequest(f"this image is not there for {platform}, but for {listed}")
 
 
 def describe(digest: str, manifest: Manifest, config: bytes) -> ImageDescription:
@@ -145,16 +145,16 @@ def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
 
     Raises InvalidRequest if it is malformed, for another platform, or has too many layers.
     """
-    found = parse_json(data, "the configuration of the image")
-    if not isinstance(found, dict):
+    document = parse_json(data, "the configuration of the image")
+    if not isinstance(document, dict):
         raise InvalidRequest("invalid image configuration")
-    system, architecture = _text(found.get("os")), _text(found.get("architecture"))
+    system, architecture = _text(document.get("os")), _text(document.get("architecture"))
     if system not in ("", "linux") or architecture not in ("", machine()):
         raise InvalidRequest(
             f"this image is for {system[:80] or 'linux'}/{architecture[:80]}; "
             f"this machine is linux/{machine()}"
         )
-    rootfs = found.get("rootfs")
+    rootfs = document.get("rootfs")
     diff_ids = _texts(rootfs.get("diff_ids") if isinstance(rootfs, dict) else None)
     if not diff_ids or not all(map(is_digest, diff_ids)):
         raise InvalidRequest("the image does not say what its layers are")
@@ -163,10 +163,10 @@ def parse_config(data: bytes) -> tuple[Config, tuple[str, ...]]:
             f"this image has {count} layers, and a box can have {MAX_LAYERS}: export it as one tar "
             "(`docker export` does) and import that"
         )
-    wishes = found.get("config") or {}
-    if not isinstance(wishes, dict):
+    settings = document.get("config") or {}
+    if not isinstance(settings, dict):
         raise InvalidRequest("invalid image configuration")
-    return Config(_env(_texts(wishes.get("Env"))), _text(wishes.get("User"))), diff_ids
+    return Config(_env(_texts(settings.get("Env"))), _text(settings.get("User"))), diff_ids
 
 
 def parse_json(data: bytes, what: str) -> object:

@@ -89,8 +89,8 @@ class DashboardPages:
         # A name without slashes, which does not begin with a dot, is in the folder or nowhere.
         if kind is None or not _NAME.fullmatch(name):
             raise NotFound("there is no such file")
-        found = _read(self._folder / "assets" / name, request)
-        if found is None:
+        file = _read(self._folder / "assets" / name, request)
+        if file is None:
             raise NotFound("there is no such file: if Hutch was upgraded, reload the page")
         headers = [
             *_EVERYWHERE,
@@ -99,9 +99,9 @@ class DashboardPages:
             # An SVG, or a script, that is opened by itself may do nothing.
             (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
         ]
-        if found.is_packed:
+        if file.is_packed:
             headers.append((b"content-encoding", b"gzip"))
-        await request.answer(200, found.content, headers, kind)
+        await request.answer(200, file.content, headers, kind)
 
 
 class _File(NamedTuple):

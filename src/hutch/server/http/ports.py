@@ -98,24 +98,24 @@ async def forward(request: Request) -> None:
 async def preview(request: Request) -> None:
     """A request without a key, to what its token stands for."""
     token = request.parameters["token"].removeprefix(IN_FRAME)
-    known = request.service.previewed(token, request.peer)
+    previewed = request.service.previewed(token, request.peer)
     is_from_page = request.headers.get(b"origin") == b"null"
     if is_from_page and b"access-control-request-method" in request.headers:
         # The page asks whether it may send a request to its own box.
         await request.answer(200, b"", [*_FOR_PAGE, (b"access-control-max-age", b"600")])
         return
-    request.act_for(replace(known.caller, peer=request.peer, request=request.id.decode()))
+    request.act_for(replace(previewed.caller, peer=request.peer, request=request.id.decode()))
     base = f"/preview/{request.parameters['token']}/".encode()
     if _fills_a_tab(request):
         if request.method not in ("GET", "HEAD"):
             raise HTTPError(403, "a page of a preview answers forms in its frame only")
         await _frame(request, f"/preview/{IN_FRAME}{token}/")
         return
-    stream = await request.service.dial(known.session, known.port, request.caller)
+    stream = await request.service.dial(previewed.session, previewed.port, request.caller)
 
     def headers_of(answer: h11.Response) -> list[Header]:
         theirs = [
-            (name, _relocated(value, base, known.port) if name == b"location" else value)
+            (name, _relocated(value, base, previewed.port) if name == b"location" else value)
             for name, value in _response_headers(answer)
             if name not in _THEIRS_IN_PREVIEWS and name != b"content-security-policy"
         ]
@@ -127,7 +127,7 @@ async def preview(request: Request) -> None:
         ]
         return [*theirs, *ours]
 
-    await _exchange(request, known.port, stream, headers_of, _OURS_IN_PREVIEWS)
+    await _exchange(request, previewed.port, stream, headers_of, _OURS_IN_PREVIEWS)
 
 
 # To a page in a sandbox, its own box is another origin. No page has more than `null` to send, and

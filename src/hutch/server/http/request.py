@@ -191,14 +191,14 @@ class Request:
         and QuotaReached if the caller sends too many requests.
         """
         key: str | None = None
-        if (given := self.headers.get(b"authorization")) is not None:
-            scheme, _, rest = given.decode("latin-1").partition(" ")
+        if (header := self.headers.get(b"authorization")) is not None:
+            scheme, _, rest = header.decode("latin-1").partition(" ")
             if scheme.lower() != "bearer" or not rest.strip():
                 self.service.record_failed_auth("malformed", self.peer, self.id.decode())
                 raise Unauthorized("a key is given as `Authorization: Bearer KEY`")
             key = rest.strip()
-        elif (given := self.headers.get(b"x-api-key")) is not None:
-            key = given.decode("latin-1")
+        elif (header := self.headers.get(b"x-api-key")) is not None:
+            key = header.decode("latin-1")
         self.act_for(
             self.service.authenticate(
                 key, local=self.is_local, peer=self.peer, request=self.id.decode()

@@ -88,12 +88,12 @@ def _walk(
     if at == len(parts):
         return (node, values) if node.routes else None
     part = parts[at]
-    if part in node.literals and (found := _walk(node.literals[part], parts, at + 1, values)):
-        return found
+    if part in node.literals and (match := _walk(node.literals[part], parts, at + 1, values)):
+        return match
     if node.parameter is None:
         return None
-    if found := _walk(node.parameter, parts, at + 1, (*values, part)):
-        return found
+    if match := _walk(node.parameter, parts, at + 1, (*values, part)):
+        return match
     if any(route.rest for route, _ in node.parameter.routes.values()):
         return node.parameter, (*values, part)
     return None

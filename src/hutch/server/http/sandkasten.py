@@ -271,12 +271,12 @@ async def _write(request: Request) -> None:
     path = place(body.get("path"))
     if ("text" in body) == ("content_base64" in body):
         raise InvalidRequest("give either text or content_base64")
-    given = body.get("text", body.get("content_base64"))
-    if not isinstance(given, str):
+    content = body.get("text", body.get("content_base64"))
+    if not isinstance(content, str):
         raise InvalidRequest("text and content_base64 must be text")
     is_text = "text" in body
     try:
-        data = given.encode() if is_text else base64.b64decode(given, validate=True)
+        data = content.encode() if is_text else base64.b64decode(content, validate=True)
     except ValueError:
         raise InvalidRequest("text must be Unicode, and content_base64 base64") from None
     await request.perform(op.WriteFile(session, path, data))
@@ -288,10 +288,10 @@ async def _read(request: Request) -> None:
     query = request.query()
     _known(query, "path", "max_bytes")
     path = place(query.get("path"))
-    given = query.get("max_bytes", str(READ_BYTES))
-    if not given.isascii() or not given.isdigit() or not 0 < int(given[:12]) <= MAX_READ_BYTES:
+    limit = query.get("max_bytes", str(READ_BYTES))
+    if not limit.isascii() or not limit.isdigit() or not 0 < int(limit[:12]) <= MAX_READ_BYTES:
         raise InvalidRequest(f"max_bytes must be from 1 to {MAX_READ_BYTES}")
-    most = int(given)
+    most = int(limit)
     stream = await request.stream(op.ReadFile(session, path, length=most + 1))
     try:
         data = b"".join([piece async for piece in stream])
