@@ -242,7 +242,7 @@ _INSTEAD = {
 
 
 def network_advice(command: Sequence[str], exit_code: int, output: str) -> str:
-    """One line of advice; an empty string if the command did not fail for want of a network."""
+    """One line of advice; an empty string if the command did not fail for lack of a network."""
     text = " ".join(command)
     tool = _TOOL.search(text)
     if not exit_code or not tool:

@@ -141,7 +141,7 @@ async def grep(
     except TimedOut:
         raise TimedOut(
             f"no end after {SECONDS:g} seconds: search fewer files (path, glob, type), "
-            "or make the pattern simpler: nested repeats like (a+)+ take for ever"
+            "or make the pattern simpler: nested repeats like (a+)+ never end"
         ) from None
     if not found:
         return Answer(await _none(ctx, where, type, ignored), details={"matches": 0})

@@ -285,7 +285,7 @@ def _notes_of_cell(execution: Execution, timeout: int) -> str:
     elif execution.interrupted:
         notes.append("[interrupted]")
     if execution.died:
-        why = " for want of memory" if execution.oom else ""
+        why = " for lack of memory" if execution.oom else ""
         notes.append(f"[the session died{why} ({execution.died}): its variables are gone]")
     return "\n".join(notes)
 

@@ -158,8 +158,7 @@ def _parse(url: str, origin: str, tls: Tls | None) -> EngineAddress:
             "then DOCKER_HOST=unix:///tmp/engine.sock"
         )
     raise BackendUnavailable(
-        f"{origin}: {url!r} is no address that can be used here: "
-        "unix:///PATH and tcp://HOST:PORT are"
+        f"{origin}: unsupported address {url!r}; use unix:///PATH or tcp://HOST:PORT"
     )
 
 

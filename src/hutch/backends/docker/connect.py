@@ -79,7 +79,7 @@ class Rendezvous:
                     await self._changed.wait()
         except TimeoutError:
             raise BoxLost(
-                f"the guest of box {self._box} did not come in {PATIENCE} seconds"
+                f"the guest of box {self._box} did not connect in {PATIENCE} seconds"
             ) from None
 
     async def _send(self, command: bytes, *, takes: bool) -> socket.socket:

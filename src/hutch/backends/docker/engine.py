@@ -432,7 +432,7 @@ def translate(status: int, message: str, address: EngineAddress) -> HutchError:
             return Conflict(message)
         case 401 | 403:
             return BackendUnavailable(
-                f"the Docker engine at {address} lets us do nothing: {message}"
+                f"the Docker engine at {address} refuses this user: {message}"
             )
         case _ if status == UNREACHED:
             if "Permission denied" in message:

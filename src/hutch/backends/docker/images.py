@@ -182,7 +182,7 @@ class ImageClient:
         return self._checked(id, "import an image")
 
     def _checked(self, id: str, what: str) -> str:
-        if not ID.fullmatch(id):  # the engine died, and its answer just ended
+        if not ID.fullmatch(id):  # the engine died in the middle of its answer
             raise BackendUnavailable(
                 f"the Docker engine at {self.engine.address} did not {what} to the end: see its log"
             )
@@ -326,7 +326,7 @@ class Resolver:
         if digest is None:
             return await self._inspect_or_pull(name)
         if not ID.fullmatch(digest):
-            raise InvalidRequest(f"no digest of an image: {digest!r}")
+            raise InvalidRequest(f"invalid digest of an image: {digest!r}")
         # The digest is the engine's own id of the image, or that of a registry.
         try:
             return await self._engine.image(digest)

@@ -103,7 +103,7 @@ def lasting(folder: str) -> OwnerScope:
     with open(name) as file:
         id = file.read().strip()
     if not re.fullmatch("[0-9a-f]{32}", id):
-        raise BackendUnavailable(f"{name} is not whole: remove it, and boxes of before are lost")
+        raise BackendUnavailable(f"{name} is damaged: remove it; earlier boxes are then lost")
     return OwnerScope(id, boxes)
 
 

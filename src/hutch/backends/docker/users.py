@@ -129,7 +129,7 @@ def choose(
         uid = secrets.choice(OWN_OF_FEW if few else OWN)
         return BoxUser(uid, uid, is_own=True)
     if not who.uid and not relaxed:
-        raise InvalidRequest("a box does not run as root, unless it is told to: relax user")
+        raise InvalidRequest("a box runs as root only with relax user")
     if who.uid == RELAY:
         raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
     # Many images leave the group at root's, which often has access to root's files.
