@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from hutch.errors import HutchError, InvalidRequest, NoSpace
 from hutch.images.oci import archive, plain
-from hutch.images.oci.kept import StoredImage, bring
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.reference import parse
+from hutch.images.oci.store import StoredImage, bring
 from oci_of_tests import (
     Made,
     data,

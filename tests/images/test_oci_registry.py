@@ -28,14 +28,15 @@ from hutch.errors import (
     NotFound,
     Unauthorized,
 )
-from hutch.images.oci import http, kept
+from hutch.images.oci import http
 from hutch.images.oci import registry as module
-from hutch.images.oci.kept import StoredImage, bring
+from hutch.images.oci import store as oci
 from hutch.images.oci.layers import partial_of
 from hutch.images.oci.manifest import machine
 from hutch.images.oci.progress import LayerProgress
 from hutch.images.oci.reference import parse
 from hutch.images.oci.registry import credentials_of
+from hutch.images.oci.store import StoredImage, bring
 from oci_of_tests import (
     INDEX,
     PATIENCE,
@@ -74,8 +75,8 @@ def pull(name: str, report: Callable[[LayerProgress], None] = lambda step: None)
         return bring(source, parse(name), report)
 
 
-def content(kept: StoredImage, name: str) -> bytes:
-    for folder in reversed(kept.root().layers):
+def content(image: StoredImage, name: str) -> bytes:
+    for folder in reversed(image.root().layers):
         if os.path.exists(os.path.join(folder, name)):
             return Path(folder, name).read_bytes()
     raise FileNotFoundError(name)
@@ -91,7 +92,7 @@ def test_an_image_is_pulled_with_its_layers_in_order_and_what_it_says(registry: 
     found = pull(name)
     assert found.digest == image.digest
     assert (content(found, "a"), content(found, "b")) == (b"2", b"1")
-    root = kept.find(name).root()
+    root = oci.find(name).root()
     assert root == found.root()
     assert (root.env, root.user) == ((("A", "1"),), "7")
     assert root.digest == image.digest
@@ -127,8 +128,8 @@ def test_an_image_can_be_had_by_its_digest(registry: Registry) -> None:
     registry.push("pinned", "1", image)
     name = f"{registry.host}/pinned@{image.digest}"
     pull(name)
-    assert kept.find(name).digest == image.digest
-    assert kept.find(f"{registry.host}/pinned:any@{image.digest}").digest == image.digest
+    assert oci.find(name).digest == image.digest
+    assert oci.find(f"{registry.host}/pinned:any@{image.digest}").digest == image.digest
 
 
 def test_layers_that_are_here_are_not_downloaded_again(registry: Registry) -> None:
@@ -161,13 +162,13 @@ def test_a_tag_that_was_moved_leaves_the_old_image_for_those_who_know_its_digest
     name = registry.push("moving", "1", old)
     pull(name)
     registry.push("moving", "1", new)
-    assert content(kept.find(name), "a") == b"old", "nothing is pulled unasked"
+    assert content(oci.find(name), "a") == b"old", "nothing is pulled unasked"
     pull(name)
-    assert content(kept.find(name), "a") == b"new"
-    assert content(kept.find(f"{name}@{old.digest}"), "a") == b"old"
-    kept.prune()
+    assert content(oci.find(name), "a") == b"new"
+    assert content(oci.find(f"{name}@{old.digest}"), "a") == b"old"
+    oci.prune()
     with pytest.raises(NotFound):
-        kept.find(f"{name}@{old.digest}")
+        oci.find(f"{name}@{old.digest}")
 
 
 def test_an_image_that_is_not_there_says_so(registry: Registry, data: Path) -> None:
@@ -434,7 +435,7 @@ def test_parts_of_layers_are_kept_for_a_week_and_go_with_prune(large: Told, data
             with told(make_image({"b": b"1"})) as other:
                 pull(f"{other.host}/y")
         else:
-            kept.prune()
+            oci.prune()
         assert not list(data.glob("images/layers/*.partial"))
 
 
@@ -756,7 +757,7 @@ PULL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 from hutch.images.oci import http
-from hutch.images.oci.kept import bring
+from hutch.images.oci.store import bring
 from hutch.images.oci.reference import parse
 from hutch.images.oci.registry import Registry
 http._TIMES["read"] = 86400  # what ends it is not its own patience

@@ -13,9 +13,10 @@ from services import ADMIN, opened, run, service
 from hutch import operations as op
 from hutch import serving
 from hutch.errors import Conflict, NoImage
-from hutch.images.oci import archive, kept
-from hutch.images.oci.kept import StoredImage, bring
+from hutch.images.oci import archive
+from hutch.images.oci import store as oci
 from hutch.images.oci.reference import parse
+from hutch.images.oci.store import StoredImage, bring
 from hutch.server.rules import Rules
 from hutch.server.service import Service
 from layers_of_tests import busybox, file, tar_of
@@ -106,11 +107,11 @@ def test_the_image_of_an_adopted_session_is_held(folder: Path) -> None:
 
     async def adopt(made: Service) -> None:
         keep("mine", "after")  # the name stands for another one, and the box does not
-        assert kept.prune() == []
+        assert oci.prune() == []
         assert (await run(made, ids[0], "cat /which")).stdout == "before"
         await remove(made, "mine")
         await close(made, ids[0])
-        assert len(kept.prune()) == 1
+        assert len(oci.prune()) == 1
 
     go(folder, leave, kill=False)
     go(folder, adopt)

@@ -12,8 +12,8 @@ import pytest
 
 from hutch import AsyncSandbox, InvalidRequest, Sandbox
 from hutch.images.oci import archive
-from hutch.images.oci.kept import bring
 from hutch.images.oci.reference import parse
+from hutch.images.oci.store import bring
 from hutch.tools import PROMPT, TOOLS, AsyncToolbox, Toolbox, chosen
 from layers_of_tests import busybox, tar_of
 

@@ -19,10 +19,10 @@ from hutch.errors import InvalidRequest
 from hutch.images import store
 from hutch.images.environment import BUILT_IN, Image
 from hutch.images.oci import archive
-from hutch.images.oci import kept as oci
-from hutch.images.oci.kept import StoredImage, bring
+from hutch.images.oci import store as oci
 from hutch.images.oci.progress import LayerProgress, LayersDisplay
 from hutch.images.oci.reference import Reference, parse
+from hutch.images.oci.store import StoredImage, bring
 from hutch.images.progress import Display
 
 from .options import Parser, as_ls, make_parser

@@ -137,10 +137,10 @@ def _check_image(box: op.OpenSession) -> None:
     if (box.backend or factory.default()) != "namespaces":
         return
     from hutch.images import store
-    from hutch.images.oci import kept
+    from hutch.images.oci import store as oci
 
     if store.look_up(box.image) is None:
-        kept.find(box.image)
+        oci.find(box.image)
 
 
 def _wire() -> OutputStream:

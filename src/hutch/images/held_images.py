@@ -21,7 +21,7 @@ from hutch.types import Packages, Root
 from . import store
 from .environment import BuiltImage, Image
 from .install import Progress, Report
-from .oci import kept
+from .oci import store as oci
 from .oci.reference import Reference, parse
 from .progress import Display, amount
 from .stopping import in_thread
@@ -85,10 +85,10 @@ class HeldImages:
         return held.packages
 
     def _find_root(self, name: str, digest: str | None = None) -> Root:
-        found = kept.find(name, digest)
+        found = oci.find(name, digest)
         root = self._roots.get(found.digest)
         if root is None:
-            hold, root = kept.hold(found), found.root()
+            hold, root = oci.hold(found), found.root()
             self._roots[found.digest] = root
             # At exit, the kernel closes it.
             finalize(root, os.close, hold).atexit = False
@@ -116,7 +116,7 @@ class HeldImages:
 
     def list(self) -> list[ImageInfo]:
         """All images that have a name."""
-        entries = [*store.entries(), *kept.entries()]
+        entries = [*store.entries(), *oci.entries()]
         named = [each for each in entries if each.name is not None]
         return [
             ImageInfo("host", True),
@@ -174,7 +174,7 @@ class HeldImages:
     async def remove(self, name: str) -> None:
         """Remove an image. Raises NotFound, and Conflict while a box uses it."""
         if store.look_up(name) is None:
-            await asyncio.to_thread(kept.remove, name)
+            await asyncio.to_thread(oci.remove, name)
             return
         held = [image for image in self._held if image.name == name]
         if not await asyncio.to_thread(store.remove, name) and not held:

@@ -6,10 +6,10 @@ from hutch.errors import NotPermitted, Unauthorized
 
 from . import layers
 from .http import HttpClient
-from .kept import StoredImage, bring
 from .progress import PullProgress, Report
 from .reference import Reference
 from .registry import Registry
+from .store import StoredImage, bring
 
 
 class ImagePull:

@@ -76,12 +76,12 @@ def find(name: str, digest: str | None = None) -> StoredImage:
         raise NotFound(f"there is no image {name!r} on this machine{near}") from None
 
 
-def hold(kept: StoredImage) -> int:
+def hold(image: StoredImage) -> int:
     """Keep the image from being removed until the returned descriptor is closed.
 
     Raises NotFound if it has just been removed.
     """
-    record = _image(kept.digest)
+    record = _image(image.digest)
     with contextlib.suppress(FileNotFoundError):
         held = lock(record, fcntl.LOCK_SH)
         if record.exists():
@@ -130,10 +130,10 @@ def keep(reference: Reference, image: ImageDescription) -> StoredImage:
     """Record an image and its name. Its layers must exist, and be held."""
     diff_ids = tuple(layer.diff_id for layer in image.layers)
     size = sum(map(layers.bytes_of, set(diff_ids)))
-    kept = StoredImage(image.digest, diff_ids, image.config, size)
-    _write(_image(image.digest), asdict(kept))
+    stored = StoredImage(image.digest, diff_ids, image.config, size)
+    _write(_image(image.digest), asdict(stored))
     _write(_name(reference), {"digest": image.digest, "since": time.time()})
-    return kept
+    return stored
 
 
 def remove(name: str) -> None:
@@ -143,18 +143,18 @@ def remove(name: str) -> None:
     digest and still has a name; then nothing is changed.
     """
     try:
-        kept = find(name)
+        image = find(name)
     except NotFound:
         raise NotFound(
             f"there is no image {name!r} on this machine{_near(name)}; `hutch image ls` lists them"
         ) from None
     record = _name(parse(name))
-    others = [path for path, digest in _names() if digest == kept.digest and path != record]
+    others = [path for path, digest in _names() if digest == image.digest and path != record]
     if others and not record.exists():
         called = ", ".join(map(_spoken, others))
         raise Conflict(f"{name} is called {called}; remove that, and it goes with its last name")
     if not others:
-        _forget(kept.digest, name)
+        _forget(image.digest, name)
     record.unlink(missing_ok=True)
     if not others:
         layers.sweep(needed)
@@ -174,18 +174,18 @@ def prune() -> list[ImageEntry]:
 
 def entries() -> list[ImageEntry]:
     """All images, by name; then those without a name."""
-    images = {kept.digest: kept for kept in _all()}
+    images = {image.digest: image for image in _all()}
     named = [(path, digest) for path, digest in _names() if digest in images]
     called = {digest for _, digest in named}
     return [
         *(_entry(_spoken(path), images[digest]) for path, digest in named),
-        *(_entry(None, kept) for digest, kept in images.items() if digest not in called),
+        *(_entry(None, image) for digest, image in images.items() if digest not in called),
     ]
 
 
 def needed() -> set[str]:
     """The layers of all images."""
-    return {layer for kept in _all() for layer in kept.layers}
+    return {layer for image in _all() for layer in image.layers}
 
 
 def _forget(digest: str, name: str) -> None:
@@ -196,8 +196,8 @@ def _forget(digest: str, name: str) -> None:
         record.unlink(missing_ok=True)
 
 
-def _entry(name: str | None, kept: StoredImage) -> ImageEntry:
-    return ImageEntry(name, (), True, kept.bytes, "oci", kept.digest)
+def _entry(name: str | None, image: StoredImage) -> ImageEntry:
+    return ImageEntry(name, (), True, image.bytes, "oci", image.digest)
 
 
 # --- files -------------------------------------------------------------------------------

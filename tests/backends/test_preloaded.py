@@ -119,16 +119,16 @@ def test_siblings_have_random_numbers_and_names_of_their_own(counted: Image) -> 
         assert len(set(column)) == len(seen), column
 
 
-def test_the_death_of_a_nursery_costs_no_box_anything(counted: Image, box: Sandbox) -> None:
+def test_the_death_of_a_preloaded_process_costs_no_box_anything(counted: Image, box: Sandbox) -> None:
     box.run_code("x = 41")
-    nursery = newest(processes("hutch-preload"))
-    os.kill(nursery, signal.SIGKILL)
+    preloaded = newest(processes("hutch-preload"))
+    os.kill(preloaded, signal.SIGKILL)
     assert box.run_code("x + 1").text == "42"
     assert box.shell.run("echo here").stdout == "here\n"
     with Sandbox.create(image=counted) as cold:  # made while there may be none
         assert cold.run_code("import counted; 6 * 7").text == "42"
     deadline = time.monotonic() + 120
-    while not {pid for pid in processes("hutch-preload") if pid > nursery}:
+    while not {pid for pid in processes("hutch-preload") if pid > preloaded}:
         assert time.monotonic() < deadline, "no other took its place"
         time.sleep(0.05)
     with Sandbox.create(image=counted) as after:
@@ -136,7 +136,7 @@ def test_the_death_of_a_nursery_costs_no_box_anything(counted: Image, box: Sandb
     assert box.run_code("x").text == "41"
 
 
-def test_a_nursery_that_was_forked_often_is_replaced_and_costs_no_box_anything() -> None:
+def test_a_preloaded_process_that_was_forked_often_is_replaced_and_costs_no_box_anything() -> None:
     async def some(image: Image, count: int) -> None:
         for _ in range(count // 20):
             boxes = await asyncio.gather(*[AsyncSandbox.create(image=image) for _ in range(20)])
@@ -160,13 +160,13 @@ def test_a_nursery_that_was_forked_often_is_replaced_and_costs_no_box_anything()
     asyncio.run(main())
 
 
-def test_a_nursery_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sandbox) -> None:
-    nursery = newest(processes("hutch-preload"))
-    os.kill(nursery, signal.SIGSTOP)
+def test_a_preloaded_process_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sandbox) -> None:
+    preloaded = newest(processes("hutch-preload"))
+    os.kill(preloaded, signal.SIGSTOP)
     with Sandbox.create(image=counted) as cold:
         assert cold.run_code("1 + 1").text == "2"
     deadline = time.monotonic() + 120
-    while nursery in processes("hutch-preload"):
+    while preloaded in processes("hutch-preload"):
         assert time.monotonic() < deadline, "it was of no use any more"
         time.sleep(0.05)
 

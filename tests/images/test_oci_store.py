@@ -1,4 +1,4 @@
-"""Images that are kept: shared layers, names that move, and those who use them meanwhile."""
+"""Images that are stored: shared layers, names that move, and removal while they are in use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from hutch.errors import Conflict, InvalidRequest, NotFound
 from hutch.images import store
 from hutch.images.environment import Image
 from hutch.images.held_images import HeldImages
-from hutch.images.oci import archive, kept
-from hutch.images.oci.kept import StoredImage, bring
+from hutch.images.oci import archive
+from hutch.images.oci import store as oci
 from hutch.images.oci.reference import parse
+from hutch.images.oci.store import StoredImage, bring
 from hutch.types import Root
 from oci_of_tests import PATIENCE, Made, data, digest_of, left_in, make_image, saved, unpacks
 
@@ -32,7 +33,7 @@ def keep(name: str, image: Made) -> StoredImage:
 
 
 def remove(name: str) -> None:
-    kept.remove(name)
+    oci.remove(name)
 
 
 def layers(data: Path) -> set[str]:
@@ -59,9 +60,9 @@ def test_an_image_goes_with_its_last_name(data: Path) -> None:
     with pytest.raises(Conflict, match="is called one:latest, two:latest"):
         remove(f"one@{digest}")
     remove("one")
-    assert kept.find("two").digest == digest
+    assert oci.find("two").digest == digest
     with pytest.raises(NotFound, match="hutch image pull one"):
-        kept.find("one")
+        oci.find("one")
     remove("two")
     assert left_in(data) == []
     with pytest.raises(NotFound):
@@ -70,19 +71,19 @@ def test_an_image_goes_with_its_last_name(data: Path) -> None:
 
 def test_an_image_that_a_box_uses_is_not_removed(data: Path) -> None:
     found = keep("one", make_image(BASE))
-    held = kept.hold(found)
+    held = oci.hold(found)
     before = left_in(data)
     with pytest.raises(Conflict, match="a box uses one"):
         remove("one")
     assert left_in(data) == before
     keep("one", make_image({"other": b""}))
-    assert kept.prune() == [], "it has no name any more, but somebody who needs it"
+    assert oci.prune() == [], "it has no name any more, but somebody who needs it"
     assert os.path.exists(os.path.join(found.root().layers[0], "base"))
     os.close(held)
-    assert [entry.digest for entry in kept.prune()] == [found.digest]
+    assert [entry.digest for entry in oci.prune()] == [found.digest]
     assert len(layers(data)) == 1
     with pytest.raises(NotFound, match="just been removed"):
-        kept.hold(found)
+        oci.hold(found)
 
 
 def test_a_layer_that_is_there_twice_counts_once_where_it_is_highest() -> None:
@@ -111,10 +112,10 @@ def test_images_are_listed_by_the_names_that_people_use(data: Path) -> None:
     keep("b:2", make_image(BASE)), keep("host:5000/a", make_image(BASE))
     digest = keep("moves", make_image({"old": b""})).digest
     keep("moves", make_image({"new": b""}))
-    assert [entry.name for entry in kept.entries()] == [
+    assert [entry.name for entry in oci.entries()] == [
         "b:2", "moves:latest", "host:5000/a:latest", None
     ]  # fmt: skip
-    last = kept.entries()[-1]
+    last = oci.entries()[-1]
     assert (last.digest, last.kind, last.built) == (digest, "oci", True) and last.bytes > 0
 
 
@@ -172,7 +173,7 @@ def test_the_shelf_finds_by_digest_what_a_long_name_stood_for(data: Path) -> Non
         images = HeldImages()
         assert await images.find(name) == now.root()
         assert await images.find(name, (), (), before.digest) == before.root()
-        kept.prune()
+        oci.prune()
         with pytest.raises(NotFound, match=f"began with is gone.*{before.digest}"):
             await images.find(name, (), (), before.digest)
         images.close()
