@@ -26,7 +26,7 @@ from playwright.sync_api import (
 
 from daemon_of_tests import Daemon, wait_for
 
-PATIENCE = 90  # seconds for what a page shall show; a busy machine takes long
+PATIENCE = 90  # seconds for a page to show something; a busy machine takes long
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 400, "height": 800}
 

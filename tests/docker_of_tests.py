@@ -102,7 +102,7 @@ def own_engine(*, live_restore: bool = False, debian: bool = False) -> Iterator[
 
 
 def for_a_box(path: Path) -> Path:
-    """Give a folder that a box may write to to somebody: a container does not run as root."""
+    """Give a folder that a box may write to to a user: a container does not run as root."""
     if factory.default() == "docker" and not os.geteuid():
         for each in (path, *path.rglob("*")):
             os.chown(each, 1000, 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NO_SUBREAPER = "it has no subreapers: what left its session and its parent is nobody's"
+NO_SUBREAPER = "it has no subreapers: what left its session and its parent has no reaper"
 NO_STATX = "it refuses a flag of stat(2) that `stat`, `ls -l` and `du` use"
 ONE_MEMORY = "it takes memory as one process: a box that takes too much is lost as a whole"
 NO_SIGNAL_TO_ALL = "a signal to all would reach the guest, so it is refused"

@@ -18,7 +18,7 @@ PACKAGE = Path(hutch.__file__).parent
 METADATA = "Metadata-Version: 2.1\nName: hutch\nVersion: {version}\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
-Change = tuple[str, str]  # what is in a file, and what shall be there instead
+Change = tuple[str, str]  # what is in a file, and what is to replace it
 
 
 class Installation:

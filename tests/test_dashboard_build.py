@@ -168,7 +168,7 @@ def test_without_what_it_takes_the_install_works_and_says_so_in_one_line(
     assert says in line
     assert pages(tmp_path / "out") == {}
     strict = build(tree, tmp_path / "other", "wheel", env=env | {"HUTCH_DASHBOARD": "require"})
-    assert strict.returncode and says in strict.stderr, "a release is whole, or is none"
+    assert strict.returncode and says in strict.stderr, "a release is complete, or not made"
 
 
 def test_what_cannot_be_built_again_is_not_served_either(tree: Path, tmp_path: Path) -> None:

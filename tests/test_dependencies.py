@@ -109,7 +109,7 @@ def test_a_server_runs_on_the_lowest_and_the_newest_versions(
     if "client error" in installed.stderr or "network" in installed.stderr:
         need("a package registry", installed.stderr)
     assert installed.returncode == 0, installed.stderr
-    foreign = tmp_path / "foreign"  # somebody's own server
+    foreign = tmp_path / "foreign"  # another user's server
     code, said = run_group(
         [python, ROOT / "tests" / "round_trip.py"],
         {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HUTCH_DATA_DIR": str(foreign)},

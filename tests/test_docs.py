@@ -79,7 +79,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, programs: str) -> Iterator[dict[str, str]]:
-    """The variables of somebody who uses a server."""
+    """The variables of a user of a server."""
     with Daemon(tmp_path_factory.mktemp("docs") / "data") as daemon:
         assert daemon.key
         yield {

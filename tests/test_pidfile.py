@@ -33,7 +33,7 @@ def test_who_has_ended_is_gone_also_before_anybody_buried_it() -> None:
         process.signal(signal.SIGKILL)
         assert process.ends_within(20)
         assert not card.is_alive
-        process.signal(signal.SIGKILL)  # to nobody, and no error
+        process.signal(signal.SIGKILL)  # it has ended, and that is no error
     with card.held() as process:
         assert process is None
     child.wait()

@@ -102,7 +102,7 @@ def test_a_dry_run_builds_everything_and_changes_nothing(
     with tarfile.open(out / f"hutch-{VERSION}.tar.gz") as sdist:
         sources = {name.removeprefix(f"hutch-{VERSION}/") for name in sdist.getnames()}
     assert "pyproject.toml" in sources
-    # A wheel that somebody builds from the sources has everything, too.
+    # A wheel that is built from the sources has everything, too.
     assert {f"src/{name}" for name in modules} <= sources
 
 
@@ -120,7 +120,7 @@ def test_the_bill_of_materials_names_all_that_an_installation_brings_along(
             assert requirement.name in components
     assert "cffi" in components, "what cryptography needs"
     assert "anyio" in components, "an extra of httpcore that we ask for"
-    assert not {"pytest", "aiodocker"} & set(components), "nobody gets these without asking"
+    assert not {"pytest", "aiodocker"} & set(components), "these are installed only on request"
     known = {*components.values(), f"pkg:pypi/hutch@{VERSION}"}
     assert {entry["ref"] for entry in sbom["dependencies"]} == known
     assert {each for entry in sbom["dependencies"] for each in entry["dependsOn"]} <= known

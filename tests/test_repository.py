@@ -61,7 +61,7 @@ def test_the_way_to_report_a_vulnerability_has_deadlines() -> None:
 def test_a_workflow_runs_scripts_that_exist_here(path: Path) -> None:
     commands = [step["run"] for step in steps(path) if "run" in step]
     called = re.findall(r"(?<![\w/.-])((?:scripts|benchmarks|\.ci)/[\w-]+)", "\n".join(commands))
-    assert called, "it does what nobody can do at home"
+    assert called, "it does what cannot be done at home"
     assert not [name for name in called if not os.access(ROOT / name, os.X_OK)]
 
 

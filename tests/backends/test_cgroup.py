@@ -86,7 +86,7 @@ def test_room_is_made_once_in_a_group_that_is_ours(tmp_path: Path) -> None:
 def test_groups_of_dead_launchers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     dead = tmp_path / "hutch-999999999-a"
     alive = tmp_path / f"hutch-{os.getpid()}-b"
-    other = tmp_path / "somebody-else"
+    other = tmp_path / "another-user"
     for folder in (dead, alive, other):
         folder.mkdir()
     cgroup.sweep(cgroup.Hierarchy(2, {"pids": str(tmp_path)}, {}))

@@ -64,7 +64,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def containers(engine: Client) -> list[dict[str, Any]]:
-    """Those that are there at all, of whoever runs these tests."""
+    """All that exist, whichever run of the tests they belong to."""
     found = json.loads(engine.call("GET", "/containers/json?all=1"))
     return [each for each in found if _owner(each) == os.getpid()]
 
@@ -610,7 +610,7 @@ def test_a_far_engine_gets_the_bundle_once_and_no_folder(engine: Client, tmp_pat
                 await one.start(replace(SPEC, mounts=mounts))
 
     run(test)
-    engine.call("DELETE", f"/volumes/{volume}")  # it was there, and nobody has it any more
+    engine.call("DELETE", f"/volumes/{volume}")  # it still exists, and is unused
 
 
 @contextlib.asynccontextmanager

@@ -421,7 +421,7 @@ def test_a_folder_is_given_away_whole_or_not_at_all(
 
     monkeypatch.setattr(os, "open", opens)
     with open_mounts((Mount(str(inner), "/workspace"),), (str(inner),)) as found:
-        if code == errno.ENOENT:  # somebody removed it meanwhile
+        if code == errno.ENOENT:  # another process has removed it
             assert give_away(found)[0].owner[0] == inner.stat().st_uid > 0
         else:
             with pytest.raises(PermissionError):

@@ -1,4 +1,4 @@
-"""The doctor tells the truth: to root, to somebody else, and where little works."""
+"""The doctor tells the truth: to root, to another user, and where little works."""
 
 from __future__ import annotations
 

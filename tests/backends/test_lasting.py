@@ -40,7 +40,7 @@ def own_socket() -> str:
 
 
 def launcher_of(folder: str) -> int:
-    """The pid of whoever listens there."""
+    """The pid of the process that listens there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         found = [*Path(folder).glob("launcher*.sock"), Path(folder, "none")]
         sock.connect(str(found[0]))
@@ -385,7 +385,7 @@ def test_a_socket_that_is_a_link_a_file_or_open_to_others_is_refused(tmp_path: P
         assert "open to other users" in refusal(folder)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_launcher_hears_nobody_but_its_own_user(tmp_path: Path) -> None:
     async def body() -> None:
         backend = NamespacesBackend(lasting=str(tmp_path / "data"))

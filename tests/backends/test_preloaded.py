@@ -40,7 +40,7 @@ def processes(name: str) -> set[int]:
 
 
 def newest(pids: set[int]) -> int:
-    """The one that was started last: numbers begin anew now and then."""
+    """The one that was started last, since pids start over now and then."""
 
     def started(pid: int) -> int:
         return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19])
@@ -119,7 +119,7 @@ def test_siblings_have_random_numbers_and_names_of_their_own(counted: Image) -> 
         assert len(set(column)) == len(seen), column
 
 
-def test_the_death_of_a_preloaded_process_costs_no_box_anything(counted: Image, box: Sandbox) -> None:
+def test_the_death_of_a_preloaded_process_harms_no_box(counted: Image, box: Sandbox) -> None:
     box.run_code("x = 41")
     preloaded = newest(processes("hutch-preload"))
     os.kill(preloaded, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_a_preloaded_process_that_was_forked_often_is_replaced_and_costs_no_box_
     asyncio.run(main())
 
 
-def test_a_preloaded_process_that_hangs_does_not_hang_the_next_box(counted: Image, box: Sandbox) -> None:
+def test_a_preloaded_process_that_hangs_does_not_hang_a_box(counted: Image, box: Sandbox) -> None:
     preloaded = newest(processes("hutch-preload"))
     os.kill(preloaded, signal.SIGSTOP)
     with Sandbox.create(image=counted) as cold:

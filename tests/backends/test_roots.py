@@ -45,7 +45,7 @@ GROUP = "root:x:0:\nredis:x:998:\nstaff:x:50:redis\n"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A layer with a shell, some users, and folders of root's and of somebody's."""
+    """A layer with a shell, some users, and folders of root's and of another user's."""
     return layer_of(
         tmp_path_factory.mktemp("layers") / "base", *busybox(),
         folder("etc"), file("etc/passwd", PASSWD), file("etc/group", GROUP),
@@ -390,7 +390,7 @@ def test_a_folder_of_the_host_belongs_to_the_image_s_user(base: str, tmp_path: P
 
 @pytest.fixture(scope="module")
 def python(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A layer with this machine's own Python, as an image of somebody's might have it."""
+    """A layer with this machine's own Python, as another image might have it."""
     if not Path("/usr/bin/python3").exists():
         need("python3", "needs a Python below /usr")
     ask = "import sysconfig, sys; print(sysconfig.get_path('stdlib'), sys.executable)"
@@ -451,7 +451,7 @@ async def work(box):
     print(json.dumps(await box.sh(
         "id -u; ls /; ls -l /a; rm /bin/ls; echo x > /a/new && cat /a/new; cat /a/x")))
 
-made.in_box(made.root_of([base, upper], user="somebody"), work)
+made.in_box(made.root_of([base, upper], user="walter"), work)
 from hutch.tree import remove
 for layer in (base, upper):
     remove(layer)

@@ -57,7 +57,7 @@ class Traces:
     def left(self) -> list[str]:
         found = [f"process {pid}" for pid in self._launchers if _is_alive(pid)]
         found += map(str, Path("/tmp").glob(f"hutch-{self._pid}-*"))
-        for folder, names, _ in os.walk("/sys/fs/cgroup"):  # others' come and go meanwhile
+        for folder, names, _ in os.walk("/sys/fs/cgroup"):  # those of other processes come and go
             mine = tuple(f"hutch-{pid}-" for pid in self._launchers)
             found += [f"{folder}/{name}" for name in names if name.startswith(mine)]
         return found
@@ -132,7 +132,7 @@ class Terminal:
         try:
             data = os.read(self._fd, 65536)
         except OSError as exc:
-            assert exc.errno == errno.EIO  # nobody is on the terminal any more
+            assert exc.errno == errno.EIO  # no process has the terminal open any more
             data = b""
         self.screen += data
         return bool(data)

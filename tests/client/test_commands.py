@@ -235,7 +235,7 @@ def test_a_program_in_the_background_can_be_talked_to(shared_box):
 def test_a_handle_can_be_used_after_its_program_has_ended(shared_box):
     handle = shared_box.commands.run("echo bye", background=True)
     handle.wait()
-    handle.send_stdin("nobody reads this" * 100_000)
+    handle.send_stdin("this is not read" * 100_000)
     handle.close_stdin()
     handle.signal(signal.SIGTERM)
     handle.kill()

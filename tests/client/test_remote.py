@@ -1,4 +1,4 @@
-"""The SDK and a real server: boxes that are elsewhere, and outlive whoever made them."""
+"""The SDK and a real server: boxes that are elsewhere, and outlive the process that made them."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_a_server_that_was_killed_has_everything_when_it_is_back(tmp_path_factor
         daemon.crash()
         results: list[Result] = []
         waiting = threading.Thread(target=lambda: results.append(box.shell.run("echo $X $PWD")))
-        waiting.start()  # while nobody is there
+        waiting.start()  # while no server runs
         daemon.start()
         waiting.join(60)
         assert results and results[0].stdout == "kept /tmp\n"

@@ -1,4 +1,4 @@
-"""KernelLite's functions: servers that outlive whoever started them, and are found again."""
+"""KernelLite's functions: servers that outlive the process that started them, and are found."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_the_socket_is_for_its_owner_and_group_alone(served: Served) -> None:
     assert stat.S_IMODE(found.st_mode) == 0o660 and found.st_uid == os.geteuid()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_other_users_cannot_connect(tmp_path_factory: pytest.TempPathFactory) -> None:
     code = (
         "import os, socket, sys; os.setgroups([]); os.setgid(54321); os.setuid(54321)\n"

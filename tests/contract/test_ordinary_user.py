@@ -1,4 +1,4 @@
-"""The same promises, kept for somebody who is not root."""
+"""The same promises, kept for an ordinary user."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def daemon(assets: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[D
 
 @pytest.fixture
 def dashboard(browser: Browser, daemon: Daemon) -> Iterator[Dashboard]:
-    """A window at the shared server, in which nobody is logged in."""
+    """A window at the shared server, not logged in."""
     opened = Dashboard(browser, daemon)
     yield opened
     try:

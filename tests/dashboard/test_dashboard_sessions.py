@@ -88,7 +88,7 @@ def test_a_cell_shows_a_table_that_can_be_sorted(dashboard: Dashboard, box: str)
     expect(table.get_by_role("cell")).to_have_text(["apple", "10", "pear", "3"])
 
 
-# As a library of tables would hand it over: there is none in the image of the tests.
+# As a library of tables would return it: the image of the tests has no such library.
 SHOW_TABLE = """
 import sys
 show = next(m for m in list(sys.modules.values()) if hasattr(m, "show_open_figures") and hasattr(m, "publish"))

@@ -1,4 +1,4 @@
-"""A process that may open few files says so, and does not blame whoever asked for a box."""
+"""A process that may open few files says so, and does not blame the caller."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ def test_a_mounted_workspace_is_left_where_it_is(tmp_path: Path) -> None:
     with Sandbox.create(image="python", workspace=for_a_box(tmp_path)) as box:
         box.run_code("x = 1")
         report = box.hibernate()
-        (tmp_path / "mine").write_text("changed meanwhile")
-        assert box.files.read("mine") == "changed meanwhile"
+        (tmp_path / "mine").write_text("changed since")
+        assert box.files.read("mine") == "changed since"
         assert report.size < 100_000 and box.run_code("x").text == "1"
 
 
@@ -491,7 +491,7 @@ def test_a_box_that_kills_its_own_packing_stays_awake(
     real = hibernate._append
 
     def kill(path: Path, data: bytearray) -> None:
-        """While this waits, the packing waits, too: nobody reads what it writes."""
+        """While this waits, the packing waits, too: its output is not read."""
         deadline = time.monotonic() + 60
         while path.name.endswith("-files") and (pids := running(mark)):
             for pid in pids:
@@ -549,7 +549,7 @@ def test_an_idle_box_goes_to_sleep_by_itself_and_work_is_not_idle() -> None:
 
 def until_asleep(box: Sandbox) -> None:
     deadline = time.monotonic() + 120
-    while box.stats().pids != 0:  # which is no use, and wakes nobody
+    while box.stats().pids != 0:  # which does not count as use, and wakes nothing
         assert time.monotonic() < deadline, "it did not go to sleep"
         time.sleep(0.05)
 

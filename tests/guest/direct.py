@@ -134,7 +134,7 @@ async def _guest(folder: Path, before: str, lib: Path | None) -> AsyncIterator[G
         guest = Guest(process, await Link.open(SocketStream(ours)), listener)
         try:
             yield guest
-            # Outside a box, what a guest leaves behind is left to whoever started it.
+            # Outside a box, what a guest leaves behind is left to the process that started it.
             await guest.shell("kill -9 $(jobs -p) 2>/dev/null; true", 20)
             await guest.link.ask(wire.EndShell("main"))
             for context in (await guest.link.ask(wire.ListKernels()))["contexts"]:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 UID = 0x20000001
 UNSHARE = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork"]
-# What a program needs to be nobody: this is how an engine starts the first one.
+# What a program needs to have no rights: this is how an engine starts the first one.
 ENTER = (
     "mount -t proc proc /proc && mount -t tmpfs -o mode=1777 none /run || exit 99; "
     f"exec setpriv --reuid={UID} --regid={UID} --clear-groups --bounding-set=-all "

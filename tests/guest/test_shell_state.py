@@ -61,7 +61,7 @@ ENDINGS = {
     "set -e": ("export B=2; cd /tmp; set -e; false", 1, "2 /tmp"),
     "exit in a function": ("f() { export B=2; cd /tmp; exit 4; }; f", 4, "2 /tmp"),
     "an unset variable": ("set -u; export B=2; cd /tmp; echo $nope", 1, "2 /tmp"),
-    # Nobody is left to say what it did: the state before the command stands.
+    # Nothing is left that could report what it did: the state before the command stands.
     "exec": ("export B=2; cd /tmp; exec true", 0, "1 /usr"),
     "exec that fails": ("export B=2; cd /tmp; exec /no/such", 127, "1 /usr"),
     "kill": ("export B=2; cd /tmp; kill -9 $$", 137, "1 /usr"),

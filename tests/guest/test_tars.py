@@ -1,4 +1,4 @@
-"""The files of a box as a tar, and back: whoever made it, and however it is meant."""
+"""The files of a box as a tar, and back, from any program and with any intent."""
 
 from __future__ import annotations
 

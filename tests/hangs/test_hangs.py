@@ -86,7 +86,7 @@ ZOO = [
     Animal("a loop of functions", "f() { echo so far; return 4; }; f",
            "f() { sleep 1000; }; g() { while :; do f; done; }; echo so far; while :; do g; done",
            code=4),
-    Animal("a pipe that nobody reads", "echo so far; mkfifo p; echo x <>p >p",
+    Animal("a pipe without a reader", "echo so far; mkfifo p; echo x <>p >p",
            "echo so far; mkfifo p; echo x >p"),
     Animal("break and return", "echo so far; break 9 2>/dev/null; return 5",
            "echo so far; while :; do break 9; done; while :; do :; done", 5),

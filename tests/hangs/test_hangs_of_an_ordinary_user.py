@@ -1,4 +1,4 @@
-"""The same zoo for somebody who is not root: there, user code and its subreapers share one uid.
+"""The same zoo for an ordinary user: there, user code and its subreapers share one uid.
 
 So they do in a container, where `test_hangs` has met the rest of the zoo.
 """
@@ -77,7 +77,7 @@ def _drive(
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
-@pytest.mark.namespaces("a container has one user, whoever starts it")
+@pytest.mark.namespaces("a container has one user, no matter who starts it")
 @pytest.mark.parametrize("animal", ZOO, ids=str)
 def test_a_command_of_an_ordinary_user_ends_by_itself(
     seen: dict[str, list[object]], animal: Animal

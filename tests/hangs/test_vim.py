@@ -1,4 +1,4 @@
-"""vim, as an agent types it: with no terminal, and nobody to type `:q`."""
+"""vim, as an agent types it: without a terminal at which to type `:q`."""
 
 from __future__ import annotations
 

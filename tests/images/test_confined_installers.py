@@ -386,7 +386,7 @@ def test_a_tree_is_removed_whatever_is_in_it(tmp_path: Path, target: Path) -> No
     os.mkfifo(target / "closed/fifo")
     (target / "closed").chmod(0)
     remove_tree(target)
-    remove_tree(target)  # and nothing happens if there is none
+    remove_tree(target)  # and nothing happens if it does not exist
     assert os.listdir(tmp_path) == ["outside"] and os.listdir(tmp_path / "outside") == ["file"]
 
 
@@ -421,7 +421,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(
 
     def closes(listed: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def listing(folder: Any) -> Any:
-            if os.path.samestat(os.stat(folder), closed):  # whoever we are: root may list anything
+            if os.path.samestat(os.stat(folder), closed):  # checked here: root may list anything
                 raise PermissionError(errno.EACCES, "Permission denied", str(folder))
             return listed(folder)
 
@@ -850,7 +850,7 @@ def test_what_a_stopped_installer_was_unpacking_is_removed(
     bomb = make_bomb(tmp_path, 64 << 20)
     with locked(cache, fcntl.LOCK_SH), pytest.raises(InvalidRequest):
         unpack(bomb, target, os.dup(lock), monkeypatch, Bounds(file_bytes=16 << 20))
-    assert (cache / ".tmp-left").exists()  # somebody else may be writing it
+    assert (cache / ".tmp-left").exists()  # another process may be writing it
     with pytest.raises(InvalidRequest):
         unpack(bomb, target, lock, monkeypatch, Bounds(file_bytes=16 << 20))
     assert not [*cache.glob(".tmp*")] and outside.exists()

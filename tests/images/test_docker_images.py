@@ -30,7 +30,7 @@ HELLO = "RUN echo hello > /hello"
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """One that has no images of ours yet, and is nobody's."""
+    """One that has no images of ours yet, and belongs to this test."""
     with own_engine(debian=True) as made:
         yield made
 

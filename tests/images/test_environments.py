@@ -33,7 +33,7 @@ INSIDE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 @pytest.fixture(scope="module", autouse=True)
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Packages come from the network. Where there is none, these tests are about nothing."""
+    """Packages come from the network, without which these tests have nothing to test."""
     with pytest.MonkeyPatch.context() as patch:
         # A cache of our own: uv takes it that a package of the same version is the same.
         patch.setenv("UV_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))

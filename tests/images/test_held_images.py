@@ -1,4 +1,4 @@
-"""The images that a process uses: nobody waits for another one's download, and all is bounded."""
+"""The images that a process uses: no caller waits for another's download, and all is bounded."""
 
 from __future__ import annotations
 

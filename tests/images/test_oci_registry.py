@@ -755,7 +755,7 @@ def proxy() -> Iterator[tuple[str, list[bytes]]]:
 
 PULL = """
 import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the caller of the tests may ignore it
 from hutch.images.oci import http
 from hutch.images.oci.store import bring
 from hutch.images.oci.reference import parse

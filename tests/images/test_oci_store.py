@@ -77,7 +77,7 @@ def test_an_image_that_a_box_uses_is_not_removed(data: Path) -> None:
         remove("one")
     assert left_in(data) == before
     keep("one", make_image({"other": b""}))
-    assert oci.prune() == [], "it has no name any more, but somebody who needs it"
+    assert oci.prune() == [], "it has no name any more, but is in use"
     assert os.path.exists(os.path.join(found.root().layers[0], "base"))
     os.close(held)
     assert [entry.digest for entry in oci.prune()] == [found.digest]

@@ -24,7 +24,7 @@ from hutch.images.stopping import WorkStopped
 
 PATIENCE = 60
 SLOW = "hutchtest-slow"
-# Whoever started the tests may ignore SIGINT.
+# The caller of the tests may ignore SIGINT.
 SYNC = f"""
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)

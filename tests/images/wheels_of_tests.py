@@ -80,7 +80,7 @@ class Index:
                 try:
                     super().handle()
                 except ConnectionError:
-                    pass  # whoever asked was killed
+                    pass  # the client was killed
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)

@@ -14,7 +14,7 @@ PATIENCE = 600  # seconds; some frameworks take long to load
 
 
 def new_mark() -> str:
-    """Seconds to sleep that nobody else sleeps."""
+    """Seconds to sleep that no other process sleeps."""
     return f"86400.{secrets.randbelow(10**12):012}"
 
 

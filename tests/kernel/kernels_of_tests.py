@@ -265,7 +265,7 @@ class Kernel:
         return bytes(got)
 
     def _pump(self, wanted: set[Any], deadline: float) -> list[Any]:
-        """Wait for any of these; what was written is taken at once, so that nobody blocks."""
+        """Wait for any of these. Output is read at once, so that the kernel does not block."""
         ready = select.select(wanted, [], [], max(0, deadline - time.monotonic()))[0]
         for fd in self._open.intersection(ready):
             if data := os.read(fd, 1 << 16):

@@ -1,4 +1,4 @@
-"""Large arrays and tables go to disk, and nobody who holds them can tell."""
+"""Large arrays and tables go to disk, and code that holds them cannot tell."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class GitServer:
         self._server.server_close()
 
     def add(self, name: str, files: dict[str, str], *, tag: str = "") -> str:
-        """Commit these files to a repository, which is made if there is none. The commit."""
+        """Commit these files to a repository, which is made if it does not exist. The commit."""
         folder = self.top / name
         if not folder.exists():
             folder.mkdir()

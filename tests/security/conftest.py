@@ -48,7 +48,7 @@ def operators() -> Iterator[dict[str, Operator]]:
 
 @pytest.fixture
 def operator(who: str, operators: dict[str, Operator]) -> Operator:
-    """Someone who uses Hutch. Many tests share him: whoever kills him, makes his own."""
+    """Someone who uses Hutch. Many tests share it: a test that kills it makes its own."""
     if who not in operators or operators[who].process.poll() is not None:
         operators[who] = Operator(who)
     return operators[who]

@@ -11,7 +11,7 @@ from hutch import factory
 IN_A_CONTAINER = {
     "F02.command_line": "the guest is started by the engine: its paths are those of the box",
     "F04.cgroup_mount": "the engine mounts it, read-only, and an empty folder hides it",
-    "F06.gift": "the engine's list of devices is what counts, whoever made the node",
+    "F06.gift": "the engine's list of devices is what counts, not who made the node",
     "F07.devices": "mqueue is the box's own, and none can be made: RLIMIT_MSGQUEUE is 0",
     "F13.mounts": "the engine mounts without nosuid; no_new_privs is what counts",
     "F13.devices": "the engine mounts without nodev; its list of devices is what counts",
@@ -27,7 +27,7 @@ ON_GVISOR = {
        for name in ("environment", "memory_map", "descriptors", "environment_of_keeper",
                     "descriptors_of_keeper")},
     "F04.listed": "a /sys of gVisor's own",
-    **{f"F06.{name}": "a device of gVisor's own, or of nobody"
+    **{f"F06.{name}": "a device of gVisor's own, or of no driver"
        for name in ("disk", "zero", "tunnel", "fuse")},
     "F13.no_new_privileges": "gVisor does not say",
     "K11.i386": "taken for a call of the usual ABI",

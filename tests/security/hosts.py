@@ -1,6 +1,6 @@
 """Who runs Hutch: root, with a range of uids per box, or an ordinary user, with one.
 
-Or somebody with a Docker engine: then a box is a container, which has one uid, its own.
+Or a user with a Docker engine: then a box is a container, which has one uid, its own.
 
 An operator is careless: there is an open folder, odd signals and secrets in his environment.
 """
@@ -201,7 +201,7 @@ class Operator:
         if self.who == "docker":
             return [f"container with {pid}" for pid in self.guests()]
         launcher, below = self.find("hutch-launcher"), self.below()
-        # Groups of other tests come and go meanwhile, which rglob() does not bear.
+        # Groups of other tests come and go, at which rglob() fails.
         groups = [
             f"{folder}/{name}"
             for folder, names, _ in os.walk("/sys/fs/cgroup")
@@ -253,7 +253,7 @@ def identity(who: str) -> dict[str, Any]:
 
 @lru_cache
 def interpreter(who: str) -> str:
-    """A Python that this user may run: root's own may live where nobody else may enter."""
+    """A Python that this user may run: root's own may be in a folder that others may not enter."""
     if not identity(who):
         return sys.executable
     base = getattr(sys, "_base_executable", sys.executable)

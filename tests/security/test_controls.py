@@ -71,7 +71,7 @@ P03 limits_of_keeper memory_of_keeper take_descriptor_of_keeper trace_keeper
 P12 capabilities
 """
 
-# The machine has no such call, file or protocol, so nobody can be kept from it.
+# The machine has no such call, file or protocol, so there is nothing to keep a box from.
 NOT_HERE = ("BLOCKED ENOSYS", "BLOCKED ENOENT", "BLOCKED EAFNOSUPPORT", "BLOCKED EPROTONOSUPPORT")
 
 

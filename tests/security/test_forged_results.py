@@ -9,7 +9,7 @@ from hutch.guest.shell import only_exports
 from .hosts import LAST_WORDS, LAST_WORDS_FILE, FarThing
 
 # Makes the builtin `false` of the bash that started us return 0: writes machine code over it,
-# which the kernel allows to whoever may open /proc/PID/mem, also where pages are read-only.
+# which the kernel allows, also in read-only pages, to a process that may open /proc/PID/mem.
 PATCH_BASH = r"""
 import os, platform, struct, sys
 parent = int(sys.argv[1])
@@ -91,7 +91,7 @@ def test_a_child_cannot_write_the_last_words_of_its_shell(box: FarThing, start: 
 
 
 # Where the shell's state is more than a pipe holds, the shell waits for the reader, and
-# meanwhile the reader has the token and can put a file of its own in the pipe's place.
+# until then the reader has the token and can put a file of its own in the pipe's place.
 PIPE_OF_A_CHILD = f"""
 import os
 path = "{LAST_WORDS}/shell-main"

@@ -1,4 +1,4 @@
-"""Images made to hurt whoever unpacks them or makes a box of them."""
+"""Images made to attack what unpacks them or makes a box of them."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ REFUSED = {
     "holes": [special("s", tarfile.GNUTYPE_SPARSE)],
     "holes, by pax": [pax("s", **{"GNU.sparse.major": "1", "GNU.sparse.realsize": "1" + "0" * 12})],
     "an unknown kind": [special("s", b"Z")],
-    "an owner that is none": [pax("s", uid="a")],
+    "an invalid owner": [pax("s", uid="a")],
 }
 
 
@@ -352,7 +352,7 @@ def test_a_size_that_nobody_has_room_for_is_refused_before_it_is_read(tmp_path: 
 
 
 def test_a_layer_is_read_to_its_end(tmp_path: Path) -> None:
-    """Whoever sends it must get rid of it all, whatever comes after what the tar says."""
+    """The sender must be able to send all of it, whatever follows the end of the tar."""
     layer = outside(tmp_path)
     hear, say = os.pipe()
 

@@ -95,7 +95,7 @@ def test_boxes_go_with_the_launcher_and_say_so(who: str) -> None:
 
 
 def is_swept_by_the_next_launcher(traces: Traces) -> bool:
-    """Nobody else can remove what a launcher that was killed had on the host."""
+    """Nothing else can remove what a launcher that was killed had on the host."""
     if not wait_until(lambda: not [x for x in traces.left() if x.startswith("process")], SOON):
         return False
     next_one = Operator(traces.who, folder=traces.folder)

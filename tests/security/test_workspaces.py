@@ -14,7 +14,7 @@ from .hosts import NOBODY, FarThing, Operator, folder_for
 
 @pytest.fixture
 def folder(operator: Operator) -> Path:
-    """A folder that belongs to whoever runs Hutch."""
+    """A folder that belongs to the user who runs Hutch."""
     return Path(folder_for(operator.who))
 
 

@@ -60,7 +60,7 @@ def test_a_client_goes_on_with_its_box_after_the_server_was_killed(folder: Path)
         daemon.crash()
         restart = threading.Timer(0.5, daemon.start)
         restart.start()
-        assert box.files.list("/tmp") == []  # asked while nobody answers: it is asked again
+        assert box.files.list("/tmp") == []  # sent while no server answers: it is sent again
         restart.join()
         assert box.shell.run("echo $A $PWD").stdout == "1 /tmp\n"
         assert box.run_code("x").text == "2"

@@ -1,4 +1,4 @@
-"""A folder of the host is allowed, and another box puts a link in its place: nobody follows it."""
+"""A folder of the host is allowed, and another box puts a link in its place: it is not followed."""
 
 from __future__ import annotations
 

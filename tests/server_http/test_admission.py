@@ -384,7 +384,7 @@ def test_the_socket_is_for_its_owner_and_needs_no_key(hurried: Running) -> None:
 
 
 def test_another_user_is_sent_away_from_the_socket(hurried: Running) -> None:
-    # As somebody who was let into the folder by mistake.
+    # As another user who was let into the folder by mistake.
     code = f"""
 import os, socket
 sock = socket.socket(socket.AF_UNIX)

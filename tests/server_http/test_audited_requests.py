@@ -140,7 +140,7 @@ def test_failed_authentications_name_a_key_only_if_all_of_it_was_shown(tmp_path:
             ("auth_failed", "malformed", ""),
         ]
         assert {e["peer"] for e in lines} == {"127.0.0.1"}
-        # Nobody without a key can fill the disk with this.
+        # A client without a key cannot fill the disk with this.
         for _ in range(100):
             server.ask("GET", "/v1/sessions", key="wrong")
         assert len(server.new()) <= 20

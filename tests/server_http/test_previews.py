@@ -135,7 +135,7 @@ def test_a_page_in_a_tab_of_its_own_cannot_lead_it_elsewhere(
         f"form-action 127.0.0.1:{server.port}{framed_path};"
         in (inner.headers["content-security-policy"])
     )
-    # Nor does a form fill it, whoever sends that.
+    # Nor does a form fill it, no matter who sends it.
     assert opened(server, path, "POST", data=b"a=b", headers=asked).status == 403
     for wrong in ("/preview/x/", "/preview/in-frame.x/", framed_path.replace("in-", "In-")):
         assert opened(server, wrong, headers=asked).status == 404

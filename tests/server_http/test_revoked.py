@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 @dataclass
 class Lent:
-    """A session of somebody's, and the key that was lent to them."""
+    """A session, and the key that was lent to its user."""
 
     server: Running
     session: str

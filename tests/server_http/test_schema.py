@@ -17,7 +17,7 @@ from hutch.server.http.openapi import document
 ROOT = Path(__file__).parents[2]
 DOCUMENT = document()
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
-# The server is a thread of this process, and what it draws at random is none of hypothesis' own.
+# The server is a thread of this process, and hypothesis does not control what it draws at random.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 

@@ -146,7 +146,7 @@ def test_many_pings_cost_no_memory(server: Running, session: str) -> None:
         raw.settimeout(20)
         with contextlib.suppress(OSError):
             for _ in range(2000):
-                raw.sendall(ping * 100)  # 25 MB, and nobody reads the answers
+                raw.sendall(ping * 100)  # 25 MB, and the answers are not read
     assert server.ask("GET", "/healthz").status == 200
 
 

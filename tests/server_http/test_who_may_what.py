@@ -241,7 +241,7 @@ OF_SOMEBODY = [
 @pytest.mark.parametrize("name", OF_SOMEBODY)
 def test_what_is_somebody_elses_does_not_exist(world: World, name: str) -> None:
     if name == "ImportWorkspace":
-        pytest.skip("it makes a workspace of this name for whoever asks")
+        pytest.skip("it makes a workspace of this name for any caller")
     operation = sample(op.TABLE[name], world.session)
     theirs = ask(world, operation, world.keys["bob"])
     nobodys = ask(world, sample(op.TABLE[name], "00000000-000"), world.keys["bob"])

@@ -49,7 +49,7 @@ def a_commit(number: int) -> str:
     return (
         f"commit {number:040x}\nAuthor: Ann Other <ann@example.org>\n"
         f"Date:   Tue Jan 2 12:0{number % 10}:00 2024 +0100\n\n    Change number {number}\n\n"
-        f"    Because of {number} reasons,\n    which are long to tell and which nobody reads.\n\n"
+        f"    Because of {number} reasons,\n    which are long and never read.\n\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What was saved is counted honestly, and counting it hurts nobody."""
+"""What was saved is counted honestly, and counting it does no harm."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_a_box_that_was_not_made_does_not_keep_the_others_open() -> None:
         async with Failing() as boxes:
             first = (await boxes.get("first")).box
             asked = asyncio.ensure_future(boxes.get("second"))
-            await asyncio.sleep(0)  # it has been asked for, and whoever did so went away
+            await asyncio.sleep(0)  # it has been requested, and the caller was cancelled
             asked.cancel()
             assert [found.id for found in await hutch.AsyncSandbox.list()] == [first.id]
         assert await hutch.AsyncSandbox.list() == []

@@ -130,7 +130,7 @@ family("F05", {f"dev_{name}": lambda name=name: content("/dev/" + name)
 
 @probe("F05.kmsg")
 def _() -> str:
-    # Whoever reads it takes it from those who should: only look whether it is the real one.
+    # Reading it would take messages from those who need them: only check that it is the real one.
     with open("/proc/kmsg") as file:
         if os.fstat(file.fileno()).st_rdev == os.stat("/dev/null").st_rdev:
             raise Blocked("masked")

@@ -93,7 +93,7 @@ family("P03", {
     "limits": lambda: _prlimit(guest()),
     "limits_of_keeper": lambda: _prlimit(keeper()),
     "priority": lambda: _priority(guest()),
-    # Of a user that does not exist: where this is allowed, nobody's priority changes.
+    # Of a user that does not exist: where this is allowed, no priority changes.
     "priority_of_all": lambda: reaches("setpriority", os.PRIO_USER, 54321, 0),
     "affinity": lambda: f"{os.sched_setaffinity(guest(), os.sched_getaffinity(guest()))}",
 })  # fmt: skip

@@ -67,7 +67,7 @@ family("K13", {name: lambda n=number: _socket(16, 3, n) for name, number in NETL
 @probe("K13.change_a_link")
 def _() -> str:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
-        # RTM_DELLINK of a link that nobody has, and ask for an answer.
+        # RTM_DELLINK of a link that does not exist, and ask for an answer.
         body = struct.pack("=BxHiII", 0, 0, 2**31 - 2, 0, 0)
         sock.send(struct.pack("=IHHII", 16 + len(body), 17, 1 | 4, 1, 0) + body)
         code = -struct.unpack_from("=i", sock.recv(4096), 16)[0]
