@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hutch import Execution, Sandbox
 
-# A model would write these, and be told what came of each. The second has a mistake.
+# A model would write these, and get the result of each. The second has a mistake.
 CELLS = [
     "import pandas as pd\nsales = pd.read_csv('sales.csv', parse_dates=['day'])\nsales.describe()",
     "sales.groupby('shop').revenu.sum()",
@@ -42,7 +42,7 @@ def make_table(rows: int) -> str:
 
 
 def show(number: int, execution: Execution) -> None:
-    """Print what a model would be told, and save the pictures."""
+    """Print what a model would get, and save the pictures."""
     print(f"\ncell {number}: {execution.duration_ms} ms {execution.logs.stdout}")
     if execution.died:
         print(f"the Python ended ({execution.died}): its variables are gone")

@@ -45,7 +45,7 @@ def run(box: Sandbox, code: str) -> str:
     text = done.logs.stdout + done.logs.stderr + (done.text or "")
     if done.timed_out:
         return f"{text}stopped after {TIMEOUT} seconds"
-    if done.error:  # an exception; or its Python died, of a crash or for want of memory
+    if done.error:  # an exception; or its Python crashed, or ran out of memory
         return f"{text}{done.error.name}: {done.error.value}"
     return text
 
