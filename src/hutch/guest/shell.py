@@ -380,6 +380,8 @@ class ShellProcess:
         self._token = token.encode()
         loop = self._programs.config.loop
         line = self._dialect.line(command, token, loop)
+        # If this is cancelled while it sends, part of a line is in the socket. Bash would join the
+        # next line to it.
         self._torn = True
         with contextlib.suppress(OSError):  # it ended: the answer says so
             await self._loop.sock_sendall(self._commands, self._prelude + line)
@@ -436,6 +438,9 @@ class ShellProcess:
             for pause in ABORT_PAUSES:
                 if program.exit_code is not None:
                     return None
+                # Bash runs a trap only when the program that it waits for has ended, so that is
+                # killed; and not while bash itself is stopped. It may have started another program
+                # in between, hence several attempts.
                 send(program.pid, ABORT)
                 kill_all(lambda: program.children(since))
                 send(program.pid, signal.SIGCONT)

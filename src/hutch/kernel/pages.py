@@ -304,6 +304,8 @@ class Layout:
             return False
         before, word = words(header)
         flags, whole = word & 7, word & ~7
+        # The size counts the header of 16 bytes, but an allocation may use the first 8 bytes of the
+        # next header. Memory of another allocator hardly ever has a number here that fits.
         if whole < size + 8:
             return False
         if self.in_heap(header):
@@ -320,6 +322,7 @@ class Layout:
         heap = start - start % _THREAD_HEAP
         if not self._readable(heap):
             return False
+        # struct heap_info of glibc: arena, previous heap, size, and how much was ever accessible.
         arena, _ = words(heap)
         size, ever = words(heap + 16)
         sound = end <= heap + size and size <= ever <= _THREAD_HEAP and ever % PAGE == 0

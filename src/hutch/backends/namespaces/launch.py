@@ -51,6 +51,7 @@ def become(
 ) -> None:
     """The whole life of a new process, once its ids are mapped. Never returns."""
     linux.set_name(b"hutch-guest")
+    # Four sockets, the swap file, the cgroups, the caller's mounts, the layers of the image.
     sync, guest, status, listener = (socket.socket(fileno=fd) for fd in fds[:4])
     for sock in (guest, listener):
         sock.set_inheritable(False)
@@ -64,11 +65,12 @@ def become(
         if sync.recv(1) != b"m":
             os._exit(1)
         sync.close()
+        # Not before: the id maps of a process can be written only while it is dumpable.
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
         lower = len(fds) - wanted.layers
         count = lower - len(wanted.attach)
-        host, handed = (guest, listener), (fds[count:lower], fds[lower:])
-        _become_box(wanted, program, host, status, fds[4], fds[5:count], handed, calls)
+        host, passed_fds = (guest, listener), (fds[count:lower], fds[lower:])
+        _become_box(wanted, program, host, status, fds[4], fds[5:count], passed_fds, calls)
     except BaseException as exc:
         status.send(f"fork: {exc}".encode())
     os._exit(1)
@@ -81,16 +83,16 @@ def _become_box(
     status: socket.socket,
     swap: int,
     cgroups: list[int],
-    handed: tuple[list[int], list[int]],
+    passed_fds: tuple[list[int], list[int]],
     calls: Calls,
 ) -> None:
     """Pid 1's whole life: build the box, drop everything, serve. Never returns.
 
-    `host`: the first connection, and the listener through which later ones come. `handed`: the
+    `host`: the first connection, and the listener through which later ones come. `passed_fds`: the
     caller's mounts, and the layers of the image.
     """
     step = "start"
-    mounts, layers = handed
+    mounts, layers = passed_fds
     denial_fds: list[int] = []
     try:
         for name, act in _steps(plan, mounts, filter, layers, denial_fds):

@@ -258,6 +258,7 @@ class Zygote:
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         pid = linux.clone(linux.ALL_NAMESPACES)
         if pid == 0:
+            # A box may hold no socket over which it could talk to the launcher or to the zygote.
             for sock in (self._launcher, ours):
                 sock.close()
             for preloader in (self._warm, self._warming):
