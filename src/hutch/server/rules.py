@@ -35,7 +35,7 @@ class Rules:
     audit_age: float = 365 * 86_400  # seconds
     journal_size: int = 4 * MiB  # bytes on disk, of each session
     history: float = 30 * 86_400  # seconds for which a session that ended is remembered
-    no_dashboard: str = ""  # why there is none, and no tickets; empty: there is one
+    no_dashboard: str = ""  # why the server has none, and makes no tickets; empty: it has one
     edit_settings: bool = False  # whether admin keys may change settings over the network
     max_sessions: int = 1000  # that are not ended, of all owners
     max_starts: int | None = None  # boxes that are started at once; None: what fits the machine
