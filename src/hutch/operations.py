@@ -428,12 +428,17 @@ class ListPrograms(SessionOperation[list[Process]]):
 class FollowProgram(SessionStream[Chunk | Result, Result]):
     """Follow a program: Chunks from the start of its output, then one Result.
 
+    Of long output so far, that is the first and the last part. With `offset`, it is every byte
+    from there on, counted over both streams; what was printed before comes as stdout. NotFound if
+    that is not kept any more.
+
     Closing the stream does not affect the program. TimedOut when the `timeout` passes; the program
     continues.
     """
 
     process: str
     timeout: float | None = None
+    offset: int | None = None
 
 
 @route("GET", "/sessions/{session}/processes/{process}")

@@ -310,6 +310,23 @@ def test_a_handle_can_be_followed_from_the_start(shared_box):
     assert "".join(chunks) == "a\nb\n"
 
 
+def test_a_handle_can_be_followed_from_any_byte(shared_box):
+    handle = shared_box.commands.run(
+        "yes abcdefg | head -c 3000000; touch /tmp/printed; read x; echo more", background=True
+    )
+    whole = b"abcdefg\n" * 375_000 + b"more\n"
+    wait_for(lambda: shared_box.files.exists("/tmp/printed"))
+    with handle.stream(offset=2_000_001) as stream:
+        handle.send_stdin("\n")
+        seen = b"".join(item.data for item in stream if isinstance(item, Chunk))
+    assert seen == whole[2_000_001:]
+    items = list(handle.stream(offset=len(whole) + 10))
+    assert [item.exit_code for item in items] == [0]
+    for offset in (-1, 1.5, "x"):
+        with pytest.raises(InvalidRequest):
+            list(handle.stream(offset=offset))
+
+
 def test_leaving_a_followed_program_leaves_it_alone(shared_box):
     handle = shared_box.commands.run("echo a; read x; echo b", background=True)
     with handle.stream() as stream:

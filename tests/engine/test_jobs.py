@@ -176,6 +176,40 @@ def test_a_follower_of_the_next_host_sees_all_of_it(tmp_path: Path) -> None:
     with_hosts(tmp_path, work)
 
 
+def test_a_follower_goes_on_at_its_byte_with_the_next_host(tmp_path: Path) -> None:
+    """Also if that host knows less, because the guest sends again what was not stored."""
+
+    async def work(hosts: Hosts) -> None:
+        whole = b"".join(b"%d\n" % n for n in range(1, 300_001))
+        id = await start(hosts.now, "seq 1 300000; read x; echo end")
+        seen = b""
+        session = hosts.now
+        while len(seen) < len(whole):
+            before = len(seen)
+            async for item in await session.job(id).follow(None, len(seen)):
+                assert isinstance(item, Chunk)
+                seen += item.data
+                if len(seen) >= min(before + 400_000, len(whole)):
+                    break
+            session = await hosts.crash()
+        await session.job(id).end_input()
+        items = [item async for item in await session.job(id).follow(None, len(seen))]
+        assert seen + b"".join(i.data for i in items if isinstance(i, Chunk)) == whole + b"end\n"
+
+    with_hosts(tmp_path, work)
+
+
+def test_an_offset_that_is_not_kept_is_told(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        id = await start(hosts.now, "head -c 40000000 /dev/zero")
+        await hosts.now.job(id).wait()
+        with pytest.raises(NotFound, match="byte 1000000 of the output is not kept any more"):
+            async for _ in await hosts.now.job(id).follow(None, 1_000_000):
+                pass
+
+    with_hosts(tmp_path, work, 8 * MiB)
+
+
 def test_an_input_that_was_closed_stays_closed(tmp_path: Path) -> None:
     async def work(hosts: Hosts) -> None:
         id = await start(hosts.now, "cat; sleep 1000")

@@ -573,13 +573,17 @@ class Handle:
         result = self._box._transport.perform(wait)
         return result.check() if check else result
 
-    def stream(self) -> Stream[Chunk | Result]:
+    def stream(self, *, offset: int | None = None) -> Stream[Chunk | Result]:
         """Its output from the start, as it arrives, then the Result.
+
+        Of long output so far, that is the first and the last part. With `offset`, it is every
+        byte from there on, counted over stdout and stderr; what was printed before this call
+        comes as stdout. Raises NotFound if that is not kept any more.
 
         Closing the stream does not stop the program. While the stream is open and not read, the
         program blocks when it prints.
         """
-        operation = op.FollowProgram(self._box.id, self.id)
+        operation = op.FollowProgram(self._box.id, self.id, offset=offset)
         return Stream(self._box._transport.stream(operation))
 
     def send_stdin(self, data: str | bytes) -> None:

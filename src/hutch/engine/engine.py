@@ -259,7 +259,9 @@ SESSION_HANDLERS = Handlers(
     op.RunProgram.streamed_by(Session, Session.run_program),
     op.StartProgram.by(Session, Session.start_program),
     op.ListPrograms.by(Session, lambda s, o: s.list_programs()),
-    op.FollowProgram.streamed_by(Session, lambda s, o: s.job(o.process).follow(o.timeout)),
+    op.FollowProgram.streamed_by(
+        Session, lambda s, o: s.job(o.process).follow(o.timeout, o.offset)
+    ),
     op.WaitProgram.by(Session, _wait),
     op.SendInput.by(Session, lambda s, o: s.job(o.process).send(o.data)),
     op.CloseInput.by(Session, _close_input),

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 
 from hutch import wire
@@ -20,6 +20,7 @@ from hutch.errors import (
     Conflict,
     GuestMisbehaved,
     InvalidRequest,
+    NotFound,
     TimedOut,
 )
 from hutch.types import Chunk, Process, Result
@@ -31,6 +32,7 @@ from .outputs import Outputs
 from .survey import SurveyedJob
 
 MAX_TOTAL = 1 << 60  # bytes; no program prints that much
+_PIECE = 64 * 1024
 
 
 def size_of(size: tuple[int, int]) -> list[int]:
@@ -176,25 +178,34 @@ class BackgroundJob:
         await self._over.wait()
         return self.so_far()
 
-    async def follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:
-        return self._follow(seconds_of(timeout))
+    async def follow(
+        self, timeout: float | None, offset: int | None = None
+    ) -> AsyncGenerator[Chunk | Result, None]:
+        start = None if offset is None else whole_of("offset", offset)
+        return self._follow(seconds_of(timeout), start)
 
-    async def _follow(self, timeout: float | None) -> AsyncGenerator[Chunk | Result, None]:
+    async def _follow(
+        self, timeout: float | None, offset: int | None
+    ) -> AsyncGenerator[Chunk | Result, None]:
         follower = Follower()
-        for past in (
-            Chunk(self.output.stdout.data(), "stdout"),
-            Chunk(self.output.stderr.data(), "stderr"),
-        ):
-            if past.data:
-                follower.chunks.append(past)
         self._followers.add(follower)
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
+            # Nothing is missed: what is printed after `end` waits in the follower.
+            end = self.output.total
+            past = self._clipped() if offset is None else self._between(offset, end)
+            # A reader may know more than this process: after a crash, the guest sends again what
+            # was not stored yet.
+            known = max(0, (offset or 0) - end)
+            for chunk in past:
+                yield chunk
             while follower.chunks or not self._over.is_set():
                 if follower.chunks:
                     chunk = follower.chunks.popleft()
                     follower.changed.set()
-                    yield chunk
+                    known, skipped = max(0, known - len(chunk.data)), known
+                    if rest := chunk.data[skipped:]:
+                        yield Chunk(rest, chunk.stream)
                     continue
                 try:
                     left = None if deadline is None else max(0, deadline - time.monotonic())
@@ -206,6 +217,23 @@ class BackgroundJob:
         finally:
             self._followers.discard(follower)
             follower.changed.set()
+
+    def _clipped(self) -> list[Chunk]:
+        """The output so far; of long output, the beginning and the end."""
+        both = (
+            Chunk(self.output.stdout.data(), "stdout"),
+            Chunk(self.output.stderr.data(), "stderr"),
+        )
+        return [chunk for chunk in both if chunk.data]
+
+    def _between(self, offset: int, end: int) -> Iterator[Chunk]:
+        """All of the output between two offsets. Raises NotFound if a part is not kept any more."""
+        while offset < end:
+            piece = self.output.read(offset, min(_PIECE, end - offset))
+            if piece.start > offset or not piece.data:
+                raise NotFound(f"byte {offset} of the output is not kept any more")
+            yield Chunk(piece.data, "stdout")
+            offset += len(piece.data)
 
     async def send(self, data: bytes) -> None:
         """Write to its stdin. Raises Conflict once that is closed."""
