@@ -74,6 +74,64 @@ def test_a_program_is_attached_to_and_left_alone(server: Running, session: str) 
     assert json.loads(last) == {"exit_code": 143}
 
 
+LONG = "yes abcdefg | head -c 3000000; echo end; read x; echo more"
+
+
+def test_attaching_again_goes_on_where_the_last_connection_ended(
+    server: Running, session: str
+) -> None:
+    base = f"/v1/sessions/{session}/processes"
+    id = server.ask("POST", base, {"argv": ["sh", "-c", LONG]}).json["id"]
+    whole = b"abcdefg\n" * 375_000 + b"end\n"
+    with dial(server, f"{base}/{id}/attach?offset=0") as ws:
+        begun = len(until(ws, b"abc"))
+    with dial(server, f"{base}/{id}/attach?offset={begun}") as ws:
+        assert until(ws, b"end\n") == whole[begun:]
+    with dial(server, f"{base}/{id}/attach?offset={len(whole)}") as ws:
+        ws.send(b"\n")
+        assert until(ws, b"more\n") == b"more\n"
+
+
+def test_a_window_holds_back_both_sides(server: Running, session: str) -> None:
+    base = f"/v1/sessions/{session}/processes"
+    id = server.ask("POST", base, {"argv": ["cat"]}).json["id"]
+    piece, count = b"x" * 1024, 4096
+    with dial(server, f"{base}/{id}/attach?offset=0&window=2048") as ws:
+        assert json.loads(ws.recv(20)) == {"process": id}
+        sent = taken = got = told = 0
+        while got < count * len(piece):
+            while sent - taken < 2048 and sent < count * len(piece):
+                ws.send(piece)
+                sent += len(piece)
+            message = ws.recv(60)
+            if isinstance(message, str):
+                taken = json.loads(message)["taken"]
+                continue
+            got += len(message)
+            assert got - told <= 2048
+            if got - told > 1024:  # what was printed is taken late, and input is heard all the same
+                ws.send(json.dumps({"taken": got}))
+                told = got
+        ws.send(json.dumps({"taken": got + 1}))
+        assert "cannot be taken" in ws.recv(20)
+    with dial(server, f"{base}/{id}/attach?offset={got}&window=1024") as ws:
+        server.ask("POST", f"{base}/{id}/signal", {"signal": 19})
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                ws.send(b"x" * 1025)
+                ws.recv(20)
+        assert ws.close_code == 1008
+
+
+@pytest.mark.parametrize("query", ["offset=-1", "window=1", "window=1048577", "offset=x", "more=1"])
+def test_a_strange_way_to_attach_is_refused(server: Running, session: str, query: str) -> None:
+    base = f"/v1/sessions/{session}/processes"
+    id = server.ask("POST", base, {"argv": ["true"]}).json["id"]
+    with pytest.raises(InvalidStatus) as caught:
+        dial(server, f"{base}/{id}/attach?{query}")
+    assert caught.value.response.status_code == 400
+
+
 def test_a_key_may_come_as_a_subprotocol(server: Running, session: str) -> None:
     key = base64.urlsafe_b64encode(KEY.encode()).decode().rstrip("=")
     path = f"/v1/sessions/{session}/pty?command=true"
@@ -91,7 +149,8 @@ def test_a_key_may_come_as_a_subprotocol(server: Running, session: str) -> None:
         (401, "", {"Authorization": "Bearer wrong"}),
         (403, "", {**AUTH, "Origin": "https://evil.example"}),
         (403, "", {**AUTH, "Origin": "null"}),
-        (403, "", {**AUTH, "Sec-Fetch-Mode": "websocket"}),
+        (403, "", {**AUTH, "Sec-Fetch-Mode": "websocket", "Sec-Fetch-Site": "same-origin"}),
+        (403, "", {**AUTH, "Sec-Fetch-Site": "none"}),
         (400, "?columns=0", AUTH),
         (400, "?rows=x", AUTH),
         (400, "?more=1", AUTH),
@@ -105,6 +164,14 @@ def test_a_handshake_is_refused(
         dial(server, path, additional_headers=headers)
     assert caught.value.response.status_code == status
     assert "error_code" in json.loads(caught.value.response.body)
+
+
+def test_a_handshake_of_node_is_not_taken_for_one_of_a_page(server: Running, session: str) -> None:
+    """Its WebSocket is that of browsers, and sends part of what they send."""
+    headers = {**AUTH, "Sec-Fetch-Mode": "websocket", "User-Agent": "node"}
+    path = f"/v1/sessions/{session}/pty?command=echo+in"
+    with dial(server, path, additional_headers=headers) as ws:
+        until(ws, b"in")
 
 
 def test_a_handshake_for_a_foreign_name_is_refused(server: Running, session: str) -> None:

@@ -5,6 +5,10 @@ rows]}` and `{"signal": 2}`; from us `{"process": ID}` first, `{"error": …}` f
 done, and `{"exit_code": N}` last. Closing a terminal that was opened here ends what runs in it;
 detaching from a program that was started before leaves it alone.
 
+A browser reads a WebSocket without end, whether or not its page keeps up. So a client may ask for a
+window: each side then has at most that many bytes on their way, and tells the other how many it has
+taken in all, `{"taken": N}`.
+
 A browser cannot send headers with a WebSocket, so a key may come as a subprotocol: offer `hutch`
 and `hutch.key.` with the key in base64url after it.
 """
@@ -31,6 +35,8 @@ KEY = "hutch.key."
 FAILED, DENIED, OVER = 1011, 1008, 1000  # codes that a WebSocket is closed with
 SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l")
 PIECE = 64 * 1024
+MAX_WINDOW = 1 << 20
+MAX_OFFSET = 1 << 60
 log = logging.getLogger("hutch.server.http")
 
 
@@ -141,10 +147,10 @@ def _take_key(request: Request) -> None:
             request.headers.setdefault(b"authorization", b"Bearer " + key)
 
 
-def _number(query: dict[str, str], name: str, default: int) -> int:
+def _number(query: dict[str, str], name: str, default: int, least: int, most: int) -> int:
     text = query.pop(name, str(default))
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 10_000:
-        raise InvalidRequest(f"{name} must be from 1 to 10000")
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:20]) <= most:
+        raise InvalidRequest(f"{name} must be from {least} to {most}")
     return int(text)
 
 
@@ -152,7 +158,7 @@ async def _terminal(socket: Socket) -> None:
     """A login shell, or `command`, in a terminal of its own."""
     request = socket.request
     query, session = request.query(), request.parameters["session"]
-    size = (_number(query, "columns", 80), _number(query, "rows", 24))
+    size = (_number(query, "columns", 80, 1, 10_000), _number(query, "rows", 24, 1, 10_000))
     command, cwd, user = (query.pop(name, None) for name in ("command", "cwd", "user"))
     if query:
         raise InvalidRequest("the query can have columns, rows, command, cwd and user")
@@ -161,7 +167,7 @@ async def _terminal(socket: Socket) -> None:
     start = op.StartProgram(session, argv, cwd=cwd, user=user, env=env, terminal=size)
     process = await request.perform(start)
     try:
-        await _attach(socket, process.id)
+        await _attach(socket, op.FollowProgram(session, process.id))
     finally:
         with contextlib.suppress(HutchError):
             kill = op.SignalProgram(session, process.id, tree=True)
@@ -169,42 +175,139 @@ async def _terminal(socket: Socket) -> None:
 
 
 async def _program(socket: Socket) -> None:
-    await _attach(socket, socket.request.parameters["process"])
+    """A program that runs already; in the query, `offset` of its output and `window`."""
+    query, parameters = socket.request.query(), socket.request.parameters
+    offset = _number(query, "offset", 0, 0, MAX_OFFSET) if "offset" in query else None
+    window = _number(query, "window", 0, 1024, MAX_WINDOW) if "window" in query else None
+    if query:
+        raise InvalidRequest("the query can have offset and window")
+    follow = op.FollowProgram(parameters["session"], parameters["process"], offset=offset)
+    await _attach(socket, follow, window)
 
 
-async def _attach(socket: Socket, process: str) -> None:
-    session = socket.request.parameters["session"]
-    stream = await socket.request.stream(op.FollowProgram(session, process))
+class Outgoing:
+    """Output, sent no faster than the client takes it. Without a window, as fast as possible."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._sent = self._taken = 0
+        self._changed = asyncio.Event()
+
+    def was_taken(self, total: int) -> None:
+        if not self._taken <= total <= self._sent:
+            raise InvalidRequest(f"{self._sent} bytes were sent: {total} cannot be taken")
+        self._taken = total
+        self._changed.set()
+
+    async def pieces(self, data: bytes) -> AsyncGenerator[bytes, None]:
+        """The data, each piece when there is room for it."""
+        while data:
+            room = len(data)
+            if self._window is not None:
+                while not (room := self._window - (self._sent - self._taken)):
+                    self._changed.clear()
+                    await self._changed.wait()
+            piece, data = data[:room], data[room:]
+            self._sent += len(piece)
+            yield piece
+
+
+class Incoming:
+    """Input that the program has not taken yet."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._size = 0
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def put(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._window:
+            raise Overrun(f"more input than the window of {self._window} bytes")
+        self._pieces.put_nowait(data)
+
+    async def get(self) -> bytes:
+        return await self._pieces.get()
+
+    def was_taken(self, data: bytes) -> None:
+        self._size -= len(data)
+
+
+class Overrun(InvalidRequest):
+    """The client sent more than it may. Its WebSocket is closed."""
+
+
+async def _attach(socket: Socket, follow: op.FollowProgram, window: int | None = None) -> None:
+    stream = await socket.request.stream(follow)
+    outgoing = Outgoing(window)
     try:
         await socket.accept()
-        await socket.tell(process=process)
-        await _both(socket, _show(socket, stream), _hear(socket, session, process))
+        await socket.tell(process=follow.process)
+        show = _show(socket, stream, outgoing)
+        if window is None:
+            await _together(socket, show, _hear(socket, follow, outgoing))
+        else:
+            # What the client has taken is heard while the program takes no input: a program that
+            # prints what it reads would wait forever otherwise.
+            incoming = Incoming(window)
+            hear = _hear(socket, follow, outgoing, incoming)
+            await _together(socket, show, hear, _type(socket, follow, incoming))
     finally:
         await stream.aclose()
     await socket.close()
 
 
-async def _show(socket: Socket, stream: AsyncGenerator[Chunk | Result, None]) -> None:
+async def _show(
+    socket: Socket, stream: AsyncGenerator[Chunk | Result, None], outgoing: Outgoing
+) -> None:
     async for item in stream:
         if isinstance(item, Chunk):
-            await socket.send(item.data)
+            async for piece in outgoing.pieces(item.data):
+                await socket.send(piece)
         elif isinstance(item, Result):
             await socket.tell(exit_code=item.exit_code)
 
 
-async def _hear(socket: Socket, session: str, process: str) -> None:
+async def _hear(
+    socket: Socket, program: op.FollowProgram, outgoing: Outgoing, incoming: Incoming | None = None
+) -> None:
     while True:
         try:
             message = await socket.receive()
-            if isinstance(message, bytes):
-                await socket.request.perform(op.SendInput(session, process, message))
+            if not isinstance(message, bytes):
+                if isinstance(total := message.get("taken"), int):
+                    outgoing.was_taken(total)
+                else:
+                    await socket.request.perform(_command(message, program))
+            elif incoming:
+                incoming.put(message)
             else:
-                await socket.request.perform(_command(message, session, process))
+                await socket.request.perform(_input(program, message))
+        except Overrun:
+            raise
         except (InvalidRequest, Conflict) as exc:
             await socket.tell(error=str(exc))
 
 
-def _command(message: Mapping[str, object], session: str, process: str) -> op.Operation[None]:
+async def _type(socket: Socket, program: op.FollowProgram, incoming: Incoming) -> None:
+    taken = 0
+    while True:
+        data = await incoming.get()
+        try:
+            await socket.request.perform(_input(program, data))
+        except (InvalidRequest, Conflict) as exc:
+            await socket.tell(error=str(exc))
+        incoming.was_taken(data)
+        taken += len(data)
+        await socket.tell(taken=taken)
+
+
+def _input(program: op.FollowProgram, data: bytes) -> op.SendInput:
+    return op.SendInput(program.session, program.process, data)
+
+
+def _command(message: Mapping[str, object], program: op.FollowProgram) -> op.Operation[None]:
+    session, process = program.session, program.process
     match message:
         case {"resize": [int(columns), int(rows)], **rest} if not rest:
             return op.ResizeTerminal(session, process, columns, rows)
@@ -234,7 +337,7 @@ async def _port(socket: Socket) -> None:
                 await stream.write(message)
 
         with contextlib.suppress(OSError):
-            await _both(socket, out(), into())
+            await _together(socket, out(), into())
     finally:
         stream.close()
     await socket.close()
@@ -247,9 +350,9 @@ def port_of(request: Request) -> int:
     return int(text)
 
 
-async def _both(socket: Socket, one: Awaitable[None], other: Awaitable[None]) -> None:
-    """Run both until one ends, and raise its error. Both end with the connection."""
-    tasks = {asyncio.ensure_future(one), asyncio.ensure_future(other)}
+async def _together(socket: Socket, *parts: Awaitable[None]) -> None:
+    """Run all until one ends, and raise its error. All end with the connection."""
+    tasks = {asyncio.ensure_future(part) for part in parts}
     connection = socket.request.connection
     connection.task = asyncio.current_task()
     try:
