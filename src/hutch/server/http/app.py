@@ -361,7 +361,8 @@ class Origins:
         if (
             request.scope["type"] == "websocket"
             and origin is None
-            and b"sec-fetch-mode" in request.headers
+            # Not Sec-Fetch-Mode: the WebSocket of Node sends that alone, and is in no page.
+            and b"sec-fetch-site" in request.headers
         ):
             raise HTTPError(403, "a WebSocket from a browser needs an Origin header", code=_CODE)
 
