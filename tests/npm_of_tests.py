@@ -8,6 +8,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+SDK = ROOT / "packages" / "sdk"
+NOT_SOURCE = shutil.ignore_patterns("node_modules", "dist", "build", "api.ts")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hutch-tests"
 
 
@@ -42,3 +45,13 @@ def packages_of(folder: Path) -> Path:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return home / "node_modules"
+
+
+def build_sdk(folder: Path) -> Path:
+    """The SDK for TypeScript, built below `folder` as npm would."""
+    package = folder / "hutch"
+    shutil.copytree(SDK, package, ignore=NOT_SOURCE)
+    (package / "node_modules").symlink_to(packages_of(SDK))
+    run("node", "scripts/types.mjs", ROOT / "openapi.json", cwd=package)
+    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.build.json", cwd=package)
+    return package

@@ -7,22 +7,33 @@ checkout; the SDK is built in a folder of the test.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from inspect import get_annotations, getsource, isfunction, ismethod, signature
 from pathlib import Path
 
 import pytest
 
+import hutch
 from daemon_of_tests import Daemon
 from hutch import errors
-from npm_of_tests import packages_of, run
+from hutch.client._async import (
+    AsyncCommands,
+    AsyncHandle,
+    AsyncShell,
+    AsyncShells,
+    AsyncTerminal,
+    AsyncTerminals,
+)
+from hutch.client._async_files import AsyncFiles
+from hutch.tools import AsyncToolbox
+from npm_of_tests import ROOT, SDK, build_sdk, packages_of, run
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-SDK = ROOT / "packages" / "sdk"
-NOT_SOURCE = shutil.ignore_patterns("node_modules", "dist", "build", "api.ts")
 EXAMPLES = sorted(path.stem for path in (SDK / "examples").glob("*.ts"))
 
 pytestmark = [
@@ -41,13 +52,9 @@ def blocks_of_pages() -> list[str]:
 @pytest.fixture(scope="module")
 def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package, built, with its tests compiled."""
-    folder = tmp_path_factory.mktemp("sdk") / "sdk"
-    shutil.copytree(SDK, folder, ignore=NOT_SOURCE)
-    (folder / "node_modules").symlink_to(packages_of(SDK))
+    folder = build_sdk(tmp_path_factory.mktemp("sdk"))
     for number, block in enumerate(blocks_of_pages()):
         (folder / "examples" / f"block{number}.ts").write_text(block + "\nexport {};\n")
-    run("node", "scripts/types.mjs", ROOT / "openapi.json", cwd=folder)
-    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.build.json", cwd=folder)
     run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.json", cwd=folder)
     return folder
 
@@ -90,6 +97,33 @@ class control:
         self._server.server_close()
 
 
+def names_of(cls: type) -> dict[str, list[str]]:
+    """The public names of a class, with the parameters of those that are called."""
+    names: dict[str, list[str]] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        if (init := vars(base).get("__init__")) and not is_dataclass(base):
+            names |= {name: [] for name in re.findall(r"self\.([a-z]\w*)\b", getsource(init))}
+        names |= {name: [] for name in vars(base) | get_annotations(base)}
+    for name in names:
+        member = getattr(cls, name, None)
+        if isfunction(member) or ismethod(member):
+            parameters = [p for p in signature(member).parameters if p != "self"]
+            names[name] = [p for p in parameters if not p.startswith("_")]
+    return {name: names[name] for name in sorted(names) if not name.startswith("_")}
+
+
+def names_of_python() -> dict[str, dict[str, list[str]]]:
+    """What users of the Python SDK hold and call, by the name that it has in TypeScript."""
+    classes = {
+        "Sandbox": hutch.AsyncSandbox, "Shells": AsyncShells, "Shell": AsyncShell,
+        "Commands": AsyncCommands, "Handle": AsyncHandle, "Terminal": AsyncTerminal,
+        "Terminals": AsyncTerminals, "Files": AsyncFiles, "Workspace": hutch.AsyncWorkspace,
+        "Toolbox": AsyncToolbox, "Result": hutch.Result, "Chunk": hutch.Chunk,
+        "Piece": hutch.Piece, "Execution": hutch.Execution, "CellResult": hutch.CellResult,
+    }  # fmt: skip
+    return {name: names_of(cls) for name, cls in classes.items()}
+
+
 def node_test(sdk: Path, name: str, env: dict[str, str]) -> None:
     said = run("node", "--test", "--test-reporter=tap", f"build/tests/{name}.js", env=env, cwd=sdk)
     assert "\n# fail 0" in said and "\n# pass 0" not in said, said
@@ -98,7 +132,11 @@ def node_test(sdk: Path, name: str, env: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", ["offline", "hostile"])
 def test_what_needs_no_server(sdk: Path, name: str) -> None:
     tree = {cls.__name__: (cls.code, cls.__mro__[1].__name__) for cls in errors.BY_CODE.values()}
-    env = {"HUTCH_OPENAPI": str(ROOT / "openapi.json"), "HUTCH_ERRORS": json.dumps(tree)}
+    env = {
+        "HUTCH_OPENAPI": str(ROOT / "openapi.json"),
+        "HUTCH_ERRORS": json.dumps(tree),
+        "HUTCH_NAMES": json.dumps(names_of_python()),
+    }
     node_test(sdk, f"{name}.test", env)
 
 

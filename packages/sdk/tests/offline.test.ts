@@ -7,6 +7,7 @@ import { test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { gzipSync } from 'node:zlib';
 import { build } from 'esbuild';
+import ts from 'typescript';
 import * as hutch from 'hutch';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
@@ -55,6 +56,61 @@ test('the error classes are those of the Python SDK', { skip: !process.env.HUTCH
   const error = new hutch.SessionEnded('gone');
   assert.ok(error instanceof hutch.BoxLost);
   assert.deepEqual([error.name, error.code, error.message], ['SessionEnded', 'session_expired', 'gone']);
+});
+
+// What has another name here, or no place; each is in the guide.
+const ELSEWHERE: Record<string, string> = {
+  'Sandbox.create.workspace': 'a folder of the server: mounts; browsers have no folders',
+  'Files.upload': 'a function of hutch/node',
+  'Files.download': 'a function of hutch/node',
+  'Files.edit.new': 'named replacement: new is a word of the language',
+  'Workspace.export.to': 'gives a stream',
+  'Workspace.import_': 'import',
+  'Toolbox.box': 'each tool is of its sandbox', 'Toolbox.tools': 'list', 'Toolbox.call.arguments': 'args',
+  'Toolbox.context': 'each tool is of its sandbox',
+};
+
+test('what the Python SDK has is here, under the same name', { skip: !process.env.HUTCH_NAMES }, () => {
+  const python: Record<string, Record<string, string[]>> = JSON.parse(process.env.HUTCH_NAMES!);
+  const entry = join(root, 'dist/index.d.ts');
+  const program = ts.createProgram([entry], { strict: true, module: ts.ModuleKind.NodeNext, target: ts.ScriptTarget.ES2022 });
+  const checker = program.getTypeChecker();
+  const exported = new Map(checker.getExportsOfModule(checker.getSymbolAtLocation(program.getSourceFile(entry)!)!).map((symbol) => {
+    return [symbol.name, symbol.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(symbol) : symbol];
+  }));
+  const camel = (name: string) => name.replace(/_([a-z])/g, (_, letter: string) => letter.toUpperCase());
+  /** Names of parameters, and of the options in them. */
+  const takes = (type: ts.Type): Set<string> => {
+    const names = new Set<string>();
+    for (const signature of checker.getSignaturesOfType(type, ts.SignatureKind.Call)) {
+      for (const parameter of signature.getParameters()) {
+        names.add(parameter.name);
+        const options = checker.getTypeOfSymbol(parameter);
+        for (const option of checker.getNonNullableType(options).getProperties()) names.add(option.name);
+      }
+    }
+    return names;
+  };
+  const missing: string[] = [];
+  const used = new Set<string>();
+  const note = (name: string) => (name in ELSEWHERE ? used.add(name) : missing.push(name));
+  for (const [name, members] of Object.entries(python)) {
+    const symbol = exported.get(name)!;
+    assert.ok(symbol, name);
+    const own = checker.getDeclaredTypeOfSymbol(symbol);
+    const shared = checker.getTypeOfSymbol(symbol);
+    for (const [member, parameters] of Object.entries(members)) {
+      const found = own.getProperty(camel(member)) ?? shared.getProperty(camel(member));
+      if (!found) {
+        note(`${name}.${member}`);
+        continue;
+      }
+      const known = takes(checker.getTypeOfSymbol(found));
+      for (const parameter of parameters) if (!known.has(camel(parameter))) note(`${name}.${member}.${parameter}`);
+    }
+  }
+  assert.deepEqual(missing, []);
+  assert.deepEqual(Object.keys(ELSEWHERE).filter((name) => !used.has(name)), [], 'listed for nothing');
 });
 
 test('all of it is at most 20 kB, and what is not used is left out', async () => {
