@@ -145,6 +145,11 @@ def test_against_a_server(sdk: Path, environment: dict[str, str], name: str) -> 
     node_test(sdk, f"{name}.test", environment)
 
 
+def test_terminals_over_websockets_and_without(sdk: Path, environment: dict[str, str]) -> None:
+    """Node 20 has WebSockets only if it is asked for them; later ones take the option, too."""
+    node_test(sdk, "terminals.test", {**environment, "NODE_OPTIONS": "--experimental-websocket"})
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(sdk: Path, environment: dict[str, str], name: str) -> None:
     said = run("node", f"build/examples/{name}.js", env=environment, cwd=sdk)

@@ -36,7 +36,7 @@ export function options(): ServerOptions {
 }
 
 function optionsOf(apiKey: string | undefined): ServerOptions {
-  return { url: location.origin, apiKey, fetch: observedFetch };
+  return { url: location.origin, apiKey, fetch: observedFetch, webSocket: WebSocket };
 }
 
 export function server(): Server {

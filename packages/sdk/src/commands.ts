@@ -1,4 +1,5 @@
 /** Shells, single programs, and terminals of a box. */
+import { Attachment, type AttachOptions } from './attach.js';
 import { encode } from './convert.js';
 import { InvalidRequest, TimedOut } from './errors.js';
 import { Chunk, Piece, Result, type Schemas } from './results.js';
@@ -226,11 +227,25 @@ export class Handle {
   }
 
   /**
-   * Its output from the start, as it arrives, then the result. Leaving the loop leaves the program
-   * alone. While the stream is open and not read, the program waits.
+   * Its output from the start, as it arrives, then the result. Of long output so far, that is the
+   * first and the last part. With `offset`, it is every byte from there on, counted over stdout
+   * and stderr; what was printed before comes as stdout. Throws NotFound if that is not kept any
+   * more.
+   *
+   * Leaving the loop leaves the program alone. While the stream is open and not read, the program
+   * waits.
    */
-  stream(options: Abortable = {}): Stream<Chunk | Result> {
-    return this.transport.stream('FollowProgram', this.fields, options);
+  stream({ offset, signal }: Abortable & { offset?: number } = {}): Stream<Chunk | Result> {
+    return this.transport.stream('FollowProgram', { ...this.fields, offset }, { signal });
+  }
+
+  /**
+   * All of its output and its input, over one connection that is made again when it is lost: for
+   * terminals on a screen, and for programs that one talks to. Throws NotFound or BoxLost if it is
+   * gone.
+   */
+  attach(options: AttachOptions = {}): Promise<Attachment> {
+    return new Attachment(this.transport, this, this.fields, options).begin();
   }
 
   /** Part of its output, from byte `offset` on. */

@@ -1,5 +1,6 @@
 /** Hutch: sandboxes for AI agents, at a server of your own. */
 export { Sandbox, type BoxInfo, type CreateOptions } from './sandbox.js';
+export { Attachment, type AttachOptions } from './attach.js';
 export {
   Handle, Shell, Terminal, type Command, type Commands, type Listeners, type ProgramOptions,
   type RunOptions, type Shells, type Terminals,

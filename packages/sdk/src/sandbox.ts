@@ -64,11 +64,11 @@ export class Sandbox implements AsyncDisposable {
    * QuotaReached or ServerUnavailable; nothing is left behind.
    */
   static async create(options: CreateOptions = {}): Promise<Sandbox> {
-    const { url, apiKey, fetch, signal, memory, cpus, pids, disk, ttl, mounts, network, ...rest } = options;
+    const { url, apiKey, fetch, webSocket, signal, memory, cpus, pids, disk, ttl, mounts, network, ...rest } = options;
     if (network !== undefined && network !== 'none') {
       throw new InvalidRequest(`network ${network}: boxes have no network yet, only 'none'`);
     }
-    const transport = new Transport({ url, apiKey, fetch });
+    const transport = new Transport({ url, apiKey, fetch, webSocket });
     const limits = { memory: sizeOf('memory', memory), cpus, pids, disk: sizeOf('disk', disk) };
     const request: OpenRequest = {
       ...rest,
@@ -100,7 +100,7 @@ export class Sandbox implements AsyncDisposable {
   static async list(
     options: ServerOptions & Abortable & { image?: string; workspaceId?: string; owner?: string; label?: string } = {},
   ): Promise<BoxInfo[]> {
-    const { url, apiKey, fetch, signal, ...query } = options;
+    const { url, apiKey, fetch, webSocket: _, signal, ...query } = options;
     const transport = new Transport({ url, apiKey, fetch });
     const found: BoxInfo[] = [];
     for (;;) {

@@ -3,7 +3,7 @@
  * connection, and the server stops a command whose connection has closed.
  */
 import { routes, type components, type operations } from './api.js';
-import { fromJson, quote, snake, toJson } from './convert.js';
+import { encode, fromJson, quote, snake, toBase64, toJson } from './convert.js';
 import {
   CommandFailed, errorClass, errorOfStatus, InvalidRequest, ServerUnavailable, TimedOut,
   Unauthorized, type HutchError,
@@ -20,6 +20,11 @@ export interface ServerOptions {
   apiKey?: string;
   /** What sends requests; `unixFetch` of "hutch/node" does so over a Unix socket. */
   fetch?: typeof fetch;
+  /**
+   * What `attach` connects with. Without it, the runtime's own WebSocket, unless `fetch` is given;
+   * where there is none, as in Node 20, `attach` goes over HTTP.
+   */
+  webSocket?: typeof WebSocket;
 }
 
 /** Every call takes a signal. Aborting it stops what runs in the box. */
@@ -61,6 +66,7 @@ export class Transport {
   readonly url: string;
   readonly #key: string | undefined;
   readonly #fetch: typeof fetch;
+  readonly #webSocket: typeof WebSocket | undefined;
   #reached = false;
 
   constructor(options: ServerOptions = {}) {
@@ -89,6 +95,19 @@ export class Transport {
       throw new InvalidRequest('apiKey is not a key: it has spaces, or other than ASCII signs');
     }
     this.#fetch = options.fetch ?? ((input, init) => fetch(input, init));
+    // Where requests go another way, a WebSocket of the runtime would go elsewhere, with the key.
+    this.#webSocket = options.webSocket ?? (options.fetch ? undefined : globalThis.WebSocket);
+  }
+
+  get hasSockets(): boolean {
+    return this.#webSocket !== undefined;
+  }
+
+  /** A WebSocket. It cannot send headers: the key is in a subprotocol. */
+  socket(path: string): WebSocket {
+    const ofKey = (key: string) => toBase64(encode(key)).replaceAll('+', '-').replaceAll('/', '_').replace(/=+$/, '');
+    const protocols = ['hutch', ...(this.#key === undefined ? [] : [`hutch.key.${ofKey(this.#key)}`])];
+    return new this.#webSocket!(this.url.replace(/^http/, 'ws') + path, protocols);
   }
 
   /** Carry out one operation, and return its answer. */
@@ -453,7 +472,7 @@ function environment(name: string): string | undefined {
   }
 }
 
-const isOurs = (error: unknown): error is HutchError =>
+export const isOurs = (error: unknown): error is HutchError =>
   error instanceof Error && typeof (error.constructor as { code?: unknown }).code === 'string';
 
 /** What fetch can send again. */

@@ -111,7 +111,7 @@ function ProgramView({ program, onEnd }: { program: Process; onEnd: () => void }
       (found) => {
         if (isGone) return;
         setHandle(found);
-        attachment.current = new Attachment(found, sandbox.id, {
+        attachment.current = new Attachment(found, {
           onData: (data, done) => {
             whole += decoder.decode(data, { stream: true });
             if (whole.length > MOST_TEXT * 1.5) {

@@ -118,7 +118,6 @@ export function Terminals({ isShown }: { isShown: boolean }) {
 }
 
 function TerminalView({ one, isShown, onEnd }: { one: Open; isShown: boolean; onEnd: (exitCode: number | null) => void }) {
-  const { sandbox } = useSession();
   const parent = useRef<HTMLDivElement>(null);
   const screen = useRef<Screen | undefined>(undefined);
 
@@ -140,7 +139,7 @@ function TerminalView({ one, isShown, onEnd }: { one: Open; isShown: boolean; on
       });
       screen.current = view;
       view.isReplaying = before > 0;
-      attachment = new Attachment(one.handle, sandbox.id, {
+      attachment = new Attachment(one.handle, {
         onData: (data, done) => {
           received += data.length;
           const isLast = received >= before;
