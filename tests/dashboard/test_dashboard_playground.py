@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,25 +10,14 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from browser_of_tests import PATIENCE, Dashboard
-from npm_of_tests import packages_of, run
-
-ROOT = Path(__file__).parents[2]
-
-
-def sdk_in(folder: Path) -> None:
-    """The SDK for TypeScript, as a package that programs in this folder can import."""
-    package = folder / "node_modules/hutch"
-    left_out = shutil.ignore_patterns("node_modules", "dist", "build", "api.ts")
-    shutil.copytree(ROOT / "packages/sdk", package, ignore=left_out)
-    (package / "node_modules").symlink_to(packages_of(ROOT / "packages/sdk"))
-    run("node", "scripts/types.mjs", ROOT / "openapi.json", cwd=package)
-    run("node", "node_modules/typescript/bin/tsc", "-p", "tsconfig.build.json", cwd=package)
+from npm_of_tests import build_sdk
 
 
 def test_the_code_beside_the_playground_does_the_same_again(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    sdk_in(tmp_path)
+    (tmp_path / "node_modules").mkdir()
+    build_sdk(tmp_path / "node_modules")
     page = dashboard.page
     dashboard.log_in(route="playground")
     dashboard.button("Create a sandbox").click()

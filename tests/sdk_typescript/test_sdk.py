@@ -150,6 +150,11 @@ def test_terminals_over_websockets_and_without(sdk: Path, environment: dict[str,
     node_test(sdk, "terminals.test", {**environment, "NODE_OPTIONS": "--experimental-websocket"})
 
 
+def test_the_code_that_the_playground_shows(sdk: Path, environment: dict[str, str]) -> None:
+    codegen = ROOT / "packages/dashboard/src/session/codegen.ts"
+    node_test(sdk, "playground.test", {**environment, "HUTCH_CODEGEN": str(codegen)})
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(sdk: Path, environment: dict[str, str], name: str) -> None:
     said = run("node", f"build/examples/{name}.js", env=environment, cwd=sdk)

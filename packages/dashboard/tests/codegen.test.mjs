@@ -90,12 +90,13 @@ test('all of the curl commands can be parsed, and send what was typed', () => {
       + 'case $1 in -d) printf "%s\\0" "$2" >&3; shift;; -T) base64 -w0 >&3; printf "\\0" >&3; shift;; esac; shift; done; echo {}; }\n';
     const printed = execFileSync('bash', ['-c', `exec 3>&1 >/dev/null\n${fake}${script}`], { encoding: 'utf8' });
     const sent = printed.split('\0').slice(0, -1);
-    const [create, first, , cell, , content] = sent;
+    const [create, first, , cell, kernel, , content] = sent;
     assert.equal(JSON.parse(create).labels[text], text);
     assert.equal(JSON.parse(create).limits.memory, 512 * 1024 ** 2);
     assert.equal(JSON.parse(create).ttl_seconds, 600);
     assert.deepEqual(JSON.parse(first), { command: text });
     assert.deepEqual(JSON.parse(cell), { code: text });
+    assert.deepEqual(JSON.parse(kernel), { context: text || 'other' });
     assert.equal(Buffer.from(content, 'base64').toString(), text);
   }
 });
@@ -105,6 +106,16 @@ test('a key is in no code', () => {
     const code = generate(language, everything('x'), 'http://127.0.0.1:8080');
     assert.match(code, /HUTCH_API_KEY/);
     assert.doesNotMatch(code, /hutch_[a-z0-9]{8}/);
+  }
+});
+
+test('a kernel of its own is made once, before it is used', () => {
+  const cells = ['main', 'other', 'other'].map((context) => ({ do: 'code', code: '1', ...(context !== 'main' && { context }) }));
+  const made = { python: /create_code_context\("other"\)/g, typescript: /createCodeContext\('other'\)/g, curl: /\/contexts" -d '\{"context":"other"\}'/g };
+  for (const [language, pattern] of Object.entries(made)) {
+    const code = generate(language, [{ do: 'create' }, ...cells], 'http://127.0.0.1:8080');
+    assert.equal(code.match(pattern)?.length, 1, code);
+    assert.ok(code.search(pattern) < code.search(/context=|context: |contexts\/other/), code);
   }
 });
 

@@ -28,8 +28,21 @@ export interface CreateAction {
 
 export type Language = 'python' | 'typescript' | 'curl';
 
+/** What the code does: that, and what a page did before without being asked. */
+type Step = Action | { do: 'context'; context: string };
+
+function stepsOf(actions: readonly Action[]): Step[] {
+  const contexts = new Set<string>();
+  return actions.flatMap((action) => {
+    const context = action.do === 'code' ? action.context : undefined;
+    if (!context || contexts.has(context)) return [action];
+    contexts.add(context);
+    return [{ do: 'context', context }, action];
+  });
+}
+
 export function generate(language: Language, actions: readonly Action[], url: string): string {
-  const known = actions.length ? actions : [{ do: 'create' } as Action];
+  const known = actions.length ? stepsOf(actions) : [{ do: 'create' } as Action];
   if (language === 'python') return python(known, url);
   return language === 'typescript' ? typescript(known, url) : curl(known, url);
 }
@@ -111,7 +124,7 @@ function pythonValue(value: unknown): string {
   return String(value);
 }
 
-function python(actions: readonly Action[], url: string): string {
+function python(actions: readonly Step[], url: string): string {
   const ended = actions.some((action) => action.do === 'close');
   const body = actions.flatMap((action) => pythonLines(action));
   const needsHttp = actions.some((action) => action.do === 'fetch');
@@ -127,7 +140,7 @@ function python(actions: readonly Action[], url: string): string {
   return `${[...head, ...body, ...tail].join('\n')}\n`;
 }
 
-function pythonLines(action: Action): string[] {
+function pythonLines(action: Step): string[] {
   switch (action.do) {
     case 'create': {
       const options = chosen(action).map(([name, value]) => `${snake(name)}=${pythonValue(value)}`);
@@ -135,6 +148,8 @@ function pythonLines(action: Action): string[] {
     }
     case 'shell':
       return [`result = sandbox.shell.run(${pythonText(action.command)})`, 'print(result.output, end="")'];
+    case 'context':
+      return [`sandbox.create_code_context(${pythonText(action.context)})`];
     case 'code': {
       const context = action.context ? `, context=${pythonText(action.context)}` : '';
       return [
@@ -184,7 +199,7 @@ function typescriptValue(value: unknown): string {
   return String(value);
 }
 
-function typescript(actions: readonly Action[], url: string): string {
+function typescript(actions: readonly Step[], url: string): string {
   const ended = actions.some((action) => action.do === 'close');
   const times: Record<string, number> = {};
   const body = actions.flatMap((action) => {
@@ -202,7 +217,7 @@ function typescript(actions: readonly Action[], url: string): string {
   return `${[...head, ...body, ...tail].join('\n')}\n`;
 }
 
-function typescriptLines(action: Action, number: string): string[] {
+function typescriptLines(action: Step, number: string): string[] {
   switch (action.do) {
     case 'create': {
       const options = chosen(action);
@@ -214,6 +229,8 @@ function typescriptLines(action: Action, number: string): string[] {
         `const result${number} = await sandbox.shell.run(${typescriptText(action.command)});`,
         `console.log(result${number}.output);`,
       ];
+    case 'context':
+      return [`await sandbox.createCodeContext(${typescriptText(action.context)});`];
     case 'code': {
       const options = action.context ? `, { context: ${typescriptText(action.context)} }` : '';
       const name = `execution${number}`;
@@ -269,7 +286,7 @@ function requestOf(action: CreateAction): Record<string, unknown> {
   return Object.keys(limits).length ? { ...request, limits } : request;
 }
 
-function curl(actions: readonly Action[], url: string): string {
+function curl(actions: readonly Step[], url: string): string {
   const head = [
     '# needs curl and jq',
     `HUTCH_URL=${shellWord(url)}`,
@@ -290,7 +307,7 @@ const portPath = (path: string) =>
     .replace(/^\/+/, '')
     .replace(/[^\x21-\x7e]|["<>\\^`{|}]/gu, (sign) => quoted(sign));
 
-function curlLines(action: Action): string[] {
+function curlLines(action: Step): string[] {
   const session = '$HUTCH_URL/v1/sessions/$id';
   const post = (path: string, body: unknown, more = '') =>
     `curl -sS ${more}-H "$auth" -H "$type" "${session}${path}" -d ${shellWord(json(body))}`;
@@ -302,6 +319,8 @@ function curlLines(action: Action): string[] {
       ];
     case 'shell':
       return [post('/shells/main/run', { command: action.command })];
+    case 'context':
+      return [post('/contexts', { context: action.context })];
     case 'code':
       return [post(`/contexts/${quoted(action.context ?? 'main')}/run`, { code: action.code })];
     case 'write':
