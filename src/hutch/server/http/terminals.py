@@ -185,7 +185,7 @@ async def _program(socket: Socket) -> None:
     await _attach(socket, follow, window)
 
 
-class Outgoing:
+class OutputWindow:
     """Output, sent no faster than the client takes it. Without a window, as fast as possible."""
 
     def __init__(self, window: int | None) -> None:
@@ -212,7 +212,7 @@ class Outgoing:
             yield piece
 
 
-class Incoming:
+class InputWindow:
     """Input that the program has not taken yet."""
 
     def __init__(self, window: int) -> None:
@@ -223,7 +223,7 @@ class Incoming:
     def put(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._window:
-            raise Overrun(f"more input than the window of {self._window} bytes")
+            raise WindowOverrun(f"more input than the window of {self._window} bytes")
         self._pieces.put_nowait(data)
 
     async def get(self) -> bytes:
@@ -233,13 +233,13 @@ class Incoming:
         self._size -= len(data)
 
 
-class Overrun(InvalidRequest):
+class WindowOverrun(InvalidRequest):
     """The client sent more than it may. Its WebSocket is closed."""
 
 
 async def _attach(socket: Socket, follow: op.FollowProgram, window: int | None = None) -> None:
     stream = await socket.request.stream(follow)
-    outgoing = Outgoing(window)
+    outgoing = OutputWindow(window)
     try:
         await socket.accept()
         await socket.tell(process=follow.process)
@@ -249,7 +249,7 @@ async def _attach(socket: Socket, follow: op.FollowProgram, window: int | None =
         else:
             # What the client has taken is heard while the program takes no input: a program that
             # prints what it reads would wait forever otherwise.
-            incoming = Incoming(window)
+            incoming = InputWindow(window)
             hear = _hear(socket, follow, outgoing, incoming)
             await _together(socket, show, hear, _type(socket, follow, incoming))
     finally:
@@ -258,7 +258,7 @@ async def _attach(socket: Socket, follow: op.FollowProgram, window: int | None =
 
 
 async def _show(
-    socket: Socket, stream: AsyncGenerator[Chunk | Result, None], outgoing: Outgoing
+    socket: Socket, stream: AsyncGenerator[Chunk | Result, None], outgoing: OutputWindow
 ) -> None:
     async for item in stream:
         if isinstance(item, Chunk):
@@ -269,7 +269,10 @@ async def _show(
 
 
 async def _hear(
-    socket: Socket, program: op.FollowProgram, outgoing: Outgoing, incoming: Incoming | None = None
+    socket: Socket,
+    program: op.FollowProgram,
+    outgoing: OutputWindow,
+    incoming: InputWindow | None = None,
 ) -> None:
     while True:
         try:
@@ -283,13 +286,13 @@ async def _hear(
                 incoming.put(message)
             else:
                 await socket.request.perform(_input(program, message))
-        except Overrun:
+        except WindowOverrun:
             raise
         except (InvalidRequest, Conflict) as exc:
             await socket.tell(error=str(exc))
 
 
-async def _type(socket: Socket, program: op.FollowProgram, incoming: Incoming) -> None:
+async def _type(socket: Socket, program: op.FollowProgram, incoming: InputWindow) -> None:
     taken = 0
     while True:
         data = await incoming.get()
