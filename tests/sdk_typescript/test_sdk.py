@@ -181,6 +181,26 @@ def test_it_works_in(sdk: Path, environment: dict[str, str], runtime: str) -> No
     assert said.splitlines()[-1] == "works"
 
 
+@pytest.mark.parametrize(
+    "lib", ["es2022", "es2022,dom"], ids=["without the names of browsers", "with them"]
+)
+@pytest.mark.parametrize(
+    "module", ["nodenext", "esnext --moduleResolution bundler"], ids=["for Node", "for a bundler"]
+)
+def test_a_strict_program_takes_its_types(sdk: Path, tmp_path: Path, lib: str, module: str) -> None:
+    """As a project that has Node's types and this package, and skips no check."""
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules/hutch").symlink_to(sdk)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "program.ts").write_text(blocks_of_pages()[0])
+    run(
+        "node", sdk / "node_modules/typescript/bin/tsc", "--noEmit", "--strict",
+        "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--target", "es2022",
+        "--lib", lib, "--types", "node", "--typeRoots", sdk / "node_modules/@types",
+        "--module", *module.split(), "program.ts", cwd=tmp_path,
+    )  # fmt: skip
+
+
 def test_the_lock_files_name_no_registry() -> None:
     for folder in (SDK, HERE / "runtimes"):
         lock = json.loads((folder / "package-lock.json").read_text())

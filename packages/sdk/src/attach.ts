@@ -11,7 +11,7 @@ import { Conflict, ServerUnavailable } from './errors.js';
 import { Chunk } from './results.js';
 import { pauseFor } from './retry.js';
 import { asyncDispose } from './stream.js';
-import { isOurs, type Abortable, type Transport } from './transport.js';
+import { isOurs, type Abortable, type Socket, type Transport } from './transport.js';
 
 export interface AttachOptions extends Abortable {
   /** The byte of the output to begin with; without it, the first. */
@@ -60,7 +60,7 @@ export class Attachment implements AsyncIterableIterator<Uint8Array>, AsyncDispo
   #ofBefore = 0; // bytes in the queue that came over an earlier connection
   #over: { error: unknown } | 'ended' | undefined;
   #wakers: (() => void)[] = [];
-  #socket: WebSocket | undefined; // while it is open
+  #socket: Socket | undefined; // while it is open
   #taken = 0; // bytes of this connection that were read
   #told = 0; // of these, how many the server knows of
   #inputs: Input[] = [];
@@ -233,7 +233,7 @@ export class Attachment implements AsyncIterableIterator<Uint8Array>, AsyncDispo
       const stop = () => reject(new ServerUnavailable('it was closed'));
       this.#abort.signal.addEventListener('abort', stop, { once: true });
       socket.onclose = socket.onerror = () => reject(new ServerUnavailable('the connection was lost'));
-      socket.onmessage = ({ data }: MessageEvent<ArrayBuffer | string>) => {
+      socket.onmessage = ({ data }: { data: ArrayBuffer | string }) => {
         if (this.#over) return;
         if (typeof data !== 'string') return this.#tookIn(new Uint8Array(data));
         let message: { process?: unknown; exit_code?: unknown; taken?: unknown; error?: unknown };

@@ -12,7 +12,7 @@ export { Server, type AuditOptions, type LogOptions } from './server.js';
 export type { Tool, ToolAnswer, Toolbox, ToolboxOptions } from './tools.js';
 export { CellResult, Chunk, Execution, Piece, Result, type Schemas } from './results.js';
 export { Stream } from './stream.js';
-export type { Abortable, Data, ServerOptions } from './transport.js';
+export type { Abortable, Data, ServerOptions, Socket } from './transport.js';
 export {
   BackendUnavailable, BoxError, BoxLost, CallerError, CommandFailed, Conflict, GuestMisbehaved,
   HutchError, IncompatibleBox, InvalidRequest, IsFolder, LimitReached, NoCapacity, NoImage,

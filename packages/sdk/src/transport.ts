@@ -24,7 +24,17 @@ export interface ServerOptions {
    * What `attach` connects with. Without it, the runtime's own WebSocket, unless `fetch` is given;
    * where there is none, as in Node 20, `attach` goes over HTTP.
    */
-  webSocket?: typeof WebSocket;
+  webSocket?: new (url: string, protocols?: string[]) => Socket;
+}
+
+/** As much of a WebSocket as is used, for programs whose types have none. */
+export interface Socket {
+  binaryType: string;
+  onmessage: ((event: any) => unknown) | null;
+  onclose: ((event: any) => unknown) | null;
+  onerror: ((event: any) => unknown) | null;
+  send(data: string | Uint8Array): void;
+  close(): void;
 }
 
 /** Every call takes a signal. Aborting it stops what runs in the box. */
@@ -66,7 +76,7 @@ export class Transport {
   readonly url: string;
   readonly #key: string | undefined;
   readonly #fetch: typeof fetch;
-  readonly #webSocket: typeof WebSocket | undefined;
+  readonly #webSocket: ServerOptions['webSocket'];
   #reached = false;
 
   constructor(options: ServerOptions = {}) {
@@ -104,7 +114,7 @@ export class Transport {
   }
 
   /** A WebSocket. It cannot send headers: the key is in a subprotocol. */
-  socket(path: string): WebSocket {
+  socket(path: string): Socket {
     const ofKey = (key: string) => toBase64(encode(key)).replaceAll('+', '-').replaceAll('/', '_').replace(/=+$/, '');
     const protocols = ['hutch', ...(this.#key === undefined ? [] : [`hutch.key.${ofKey(this.#key)}`])];
     return new this.#webSocket!(this.url.replace(/^http/, 'ws') + path, protocols);

@@ -27,6 +27,12 @@ try {
   // One command at a time: this one gets its turn once the others are gone.
   check((await sandbox.shell.run('echo free')).stdout === 'free\n', 'stopped');
   check((await sandbox.tools.call('bash', { command: 'echo tool' })).text === 'tool\n', 'tools');
+  const terminal = await sandbox.pty.open(['sh']);
+  const attachment = await terminal.attach();
+  await attachment.write('stty size; exit 3\n');
+  let screen = '';
+  for await (const data of attachment) screen += new TextDecoder().decode(data);
+  check(screen.includes('24 80') && attachment.exitCode === 3, `terminal: ${screen}`);
   const port = await new Promise((resolve) => {
     const server = createServer().listen(0, '127.0.0.1', () => {
       const { port } = server.address();
