@@ -7,6 +7,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from must_work import need
 
 from hutch.errors import HutchError, InvalidRequest, NoSpace
 from hutch.images.oci import archive, plain
@@ -334,6 +336,42 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
     with pytest.raises(NoSpace):
         take_bytes(tmp_path, gzip.compress(saved({"mine": image})))
     assert left_in(tmp_path / "data") == []
+
+
+FULL = """
+import os, subprocess, sys
+from hutch.errors import NoSpace
+from hutch.images.oci import archive, kept
+from hutch.images.oci.reference import parse
+folder, options, path = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", options, "hutch-test", folder], check=True)
+os.environ["HUTCH_DATA_DIR"] = folder + "/data"
+try:
+    with archive.open_archive(archive.Path(path), parse("mine")) as source:
+        kept.bring(source, parse("mine"), lambda step: None)
+except NoSpace as exc:
+    print(exc)
+print([name for _, _, names in os.walk(folder + "/data") for name in names])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize(
+    "options", ["size=16m", "size=320m", "size=1g,nr_inodes=99"], ids=["full", "bytes", "files"]
+)
+def test_a_full_disk_is_named_and_nothing_of_the_image_stays_on_it(
+    tmp_path: Path, options: str
+) -> None:
+    disk, path = tmp_path / "disk", tmp_path / "root.tar"
+    disk.mkdir()
+    path.write_bytes(tar({"large": bytes(100 << 20)} | {f"f{n}": b"" for n in range(200)}))
+    argv = ["unshare", "--mount", sys.executable, "-c", FULL, str(disk), options, str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    if "mount: " in done.stderr:
+        need("namespaces", done.stderr)
+    said, left = done.stdout.splitlines()
+    assert said.startswith(f"no room for this image on the disk of {disk}/data (256 MiB and ")
+    assert left == "[]"
 
 
 def test_an_archive_with_many_members_needs_little_memory(tmp_path: Path) -> None:

@@ -111,6 +111,18 @@ def test_a_pull_of_layers_that_are_here_counts_them(capfd: pytest.CaptureFixture
     assert capfd.readouterr().err == "hutch: x: 1 of 2 layers\n"
 
 
+def test_a_pull_that_waits_for_another_one_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0)
+    with LayersDisplay("x") as display:
+        display(LayerProgress("sha256:" + "a" * 64, "waiting"))
+    assert capfd.readouterr().err.splitlines() == [
+        f"hutch: x: {'a' * 12} waiting",
+        "hutch: x: waiting",
+    ]
+
+
 def drawn_by(program: str, columns: int = 80, term: str = "xterm") -> str:
     """What a program draws on a terminal."""
     ours, theirs = pty.openpty()

@@ -33,7 +33,7 @@ from hutch.images.locks import lock, locked
 from hutch.images.store import BUILDING, data_dir, make_folder
 
 from .manifest import ImageDescription, ImageLayer
-from .plain import Room, most_of, plain
+from .plain import Room, most_of, no_room, plain
 from .progress import LayerProgress
 
 RECORD = "hutch.json"
@@ -172,7 +172,7 @@ def _turn_to_unpack(tell: Callable[[], None]) -> Iterator[None]:
 
 def full_or_broken(exc: OSError, folder: Path) -> Exception:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"the disk of {folder} is full; set HUTCH_DATA_DIR")
+        return no_room()
     return BackendUnavailable(f"images cannot be kept in {folder} ({exc.strerror})")
 
 
@@ -188,11 +188,11 @@ def _unpack(blob: Readable, root: Path, layer: ImageLayer, tell: Tell) -> int:
         blob, write, room, lambda: tell(LayerProgress(layer.diff_id, "unpacking", room.taken))
     )
     feeder.start()
-    failure = None
+    failure: Exception | None = None
     try:
         unpack(read, str(root))
     except Exception as exc:
-        failure = exc
+        failure = no_room() if isinstance(exc, NoSpace) else exc
         feeder.given_up = True
     finally:
         os.close(read)

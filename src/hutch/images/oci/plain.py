@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hutch.backends.namespaces.unpack import Readable, unzstd
 from hutch.errors import InvalidRequest, NoSpace
+from hutch.images.store import data_dir
 from hutch.types import GiB, MiB
 
 PIECE = 256 * 1024
@@ -54,7 +55,14 @@ class Room:
             self._since = 0
             disk = os.statvfs(self._folder)
             if disk.f_bavail * disk.f_frsize < RESERVE:
-                raise NoSpace(f"the disk of {self._folder} is full; set HUTCH_DATA_DIR")
+                raise no_room()
+
+
+def no_room() -> NoSpace:
+    return NoSpace(
+        f"no room for this image on the disk of {data_dir()} ({RESERVE >> 20} MiB and some files "
+        "of it are left for others): free some, or set HUTCH_DATA_DIR to a folder of another disk"
+    )
 
 
 def most_of(packed: int) -> int:

@@ -72,7 +72,9 @@ class LayersDisplay:
         whole = self._whole
         layers = f"{whole.done} of {whole.total} layers" if whole.stage == "layers" else ""
         if not self._bytes:
-            return layers or (f"{whole.stage} {amount(whole.done)}" if whole.done else whole.stage)
+            # Until it has bytes, it does what its first layer does, as waiting for another pull.
+            stage = next((step.stage for step in self._at_work.values()), whole.stage)
+            return layers or (f"{stage} {amount(whole.done)}" if whole.done else stage)
         done, total = (sum(column) for column in zip(*self._bytes.values(), strict=True))
         drawn = f"{bar(done, total)} " if self._screen.is_terminal else ""
         return f"{drawn}{amount(done, total)}{layers and ', '}{layers}"
