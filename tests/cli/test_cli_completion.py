@@ -150,6 +150,7 @@ def test_the_lines_of_the_help_can_be_pasted(env: dict[str, str], tmp_path: Path
 
 
 def test_the_help_of_a_shell_is_that_of_the_command() -> None:
+    assert hutch("completion", "-s", "bash").stdout == hutch("completion", "bash").stdout
     assert hutch("completion", "bash", "--help").stdout == hutch("completion", "--help").stdout
 
 

@@ -61,6 +61,27 @@ def test_a_session_is_known_by_the_beginning_of_its_id(served: Served, tmp_path:
     assert "destroyed" in served("logs", short)  # also of one that ended
 
 
+def test_the_last_entries_of_a_journal_are_shown(served: Served) -> None:
+    made = served.session()
+    for word in ("one", "two", "three"):
+        served("exec", made, "--", "echo", word)
+    whole = served("logs", made).splitlines()
+    assert served("logs", "--tail", "2", made).splitlines() == whole[-2:]
+    assert served("logs", "-n", "0", made) == "" and served("logs", "-n", "99", made)
+    served("rm", made)
+    ended = served("logs", made).splitlines()
+    assert served("logs", "-f", "--tail", "1", made).splitlines() == ended[-1:]
+    assert served("logs", "-f", "-n", "0", made) == ""
+
+
+def test_a_folder_is_copied_with_the_options_of_cp(served: Served, tmp_path: Path) -> None:
+    made = served.session()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "f").write_text("copied")
+    served("cp", "-r", str(tmp_path / "folder"), f"{made}:/tmp/there")
+    assert served("cp", "-a", f"{made}:/tmp/there/f", "-") == "copied"
+
+
 def test_a_session_is_removed_with_force_as_a_container_is(served: Served) -> None:
     made = served.session()
     assert served("rm", "-f", made) == f"{made}\n"
@@ -83,7 +104,7 @@ def test_lists_have_the_names_that_others_give_them(served: Served) -> None:
     assert served("workspace", "list") == served("workspace", "ls")
     assert served("key", "list").startswith("KEY ")
     assert served("ps", "-a").startswith("SESSION")
-    assert served("version") == served("--version") == f"hutch {__version__}\n"
+    assert served("version") == served("-v") == served("--version") == f"hutch {__version__}\n"
 
 
 @pytest.mark.parametrize("no_colour", ["", "1"])

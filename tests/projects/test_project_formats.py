@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -404,6 +405,22 @@ def test_an_extra_of_a_package_in_a_poetry_lock_is_not_one_of_the_project(projec
     (project / "poetry.lock").write_text(text + '[metadata]\nlock-version = "2.1"\n')
     assert chosen(project) == (["a==1.0", "b==1.0"], [])
     assert chosen(project, "y") == (["a==1.0", "b==1.0", "d==1.0"], [])
+
+
+def test_an_older_poetry_lock_has_its_hashes_in_another_place(project: Path, index: Path) -> None:
+    write_poetry(project, index)
+    hashes = "".join(
+        f'{name} = [{{file = "{name}-1.0-py3-none-any.whl", hash = "{sha256(index, name)}"}}]\n'
+        for name in ("tool", "other")
+    )
+    path = project / "poetry.lock"
+    text = re.sub(r"files = .*\n", 'category = "main"\n', path.read_text())
+    path.write_text(text.replace('"2.1"', '"1.1"') + f"[metadata.files]\n{hashes}")
+    needs = read_needs(project).python
+    assert needs
+    assert python.select(needs, Interpreter())[0].packages == tuple(
+        f"{name}==1.0 --hash={sha256(index, name)}" for name in ("other", "tool")
+    )
 
 
 def test_groups_of_the_standard_are_followed_in_a_poetry_lock(project: Path) -> None:

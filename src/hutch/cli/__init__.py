@@ -52,6 +52,7 @@ OTHER_NAMES = {
     "build": "image build",
     "delete": "rm",
     "events": "audit -f",
+    "generate-shell-completion": "completion",
     "images": "image ls",
     "info": "doctor",
     "inspect": "ps --json",
@@ -124,7 +125,7 @@ def _main(words: list[str]) -> int:
     if first in ("-h", "--help"):
         print(_help(), end="")
         return 0
-    if first in ("-V", "--version", "version"):
+    if first in ("-v", "-V", "--version", "version"):
         print("hutch", __version__)
         return 0
     if first not in COMMANDS:

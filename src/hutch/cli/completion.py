@@ -58,7 +58,7 @@ def main(words: list[str], launcher: Launcher) -> int:
     if not words:
         parser.print_help()
         return 0
-    args = parser.parse_args(words)
+    args = parser.parse_args([word for word in words if word != "-s"])  # gh completion -s bash
     print(SCRIPTS[args.action](_commands()), end="")
     return 0
 

@@ -40,6 +40,13 @@ def build_parser() -> Parser:
     )
     parser.add_argument("source", help=argparse.SUPPRESS)
     parser.add_argument("destination", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-a",
+        "-r",
+        "--archive",
+        action="store_true",
+        help="accepted and ignored: folders need no option",
+    )
     add_server_option(parser)
     return parser
 

@@ -29,6 +29,7 @@ def build_parser() -> Parser:
         "  hutch create --image data --ttl 2h --idle 10m --on-idle hibernate\n"
         "  hutch exec $(hutch create --workspace-id notes) -- ls -l",
     )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)  # as docker takes them
     parser.add_argument(
         "--image", default="", metavar="NAME", help="the image (default: the server's)"
     )
@@ -60,7 +61,9 @@ def build_parser() -> Parser:
         metavar="NAME=VALUE",
         help="a label to find it by; may be repeated",
     )
-    parser.add_argument("--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)")
+    parser.add_argument(
+        "-m", "--memory", metavar="SIZE", help="like 512m or 2g (default: the server's)"
+    )
     parser.add_argument(
         "--runtime",
         default="",
@@ -79,6 +82,11 @@ def main(words: list[str], launcher: Launcher) -> int:
 
 def to_operation(args: argparse.Namespace) -> op.OpenSession:
     """The session that the options describe. Raises InvalidRequest."""
+    if args.words:
+        raise InvalidRequest(
+            f"unexpected argument {args.words[0]!r}: an image is named with --image NAME, and "
+            "`hutch exec` runs commands in the session"
+        )
     if args.exclusive and not args.workspace_id:
         raise InvalidRequest("--exclusive needs a workspace: name one with --workspace-id")
     return op.OpenSession(

@@ -34,7 +34,7 @@ def build_parser() -> Parser:
         "off.",
         "exit codes: 0, 1 if a filter fails its tests, or 125 if hutch failed.",
     )
-    parser.add_argument("--since", type=int, metavar="DAYS", help="only the last DAYS days")
+    parser.add_argument("--since", metavar="DAYS", help="only the last DAYS days: 7, 7d or 2w")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument("--reset", action="store_true", help="delete all counts")
     parser.add_argument(
@@ -52,11 +52,16 @@ def main(words: list[str], launcher: Launcher) -> int:
         return 0
     since = ""
     if args.since is not None:
-        if args.since < 1:
-            raise InvalidRequest("--since must be a number of days, at least 1")
-        since = time.strftime("%Y-%m-%d", time.localtime(time.time() - args.since * DAY))
+        since = time.strftime("%Y-%m-%d", time.localtime(time.time() - _days(args.since) * DAY))
     _show(_by_program(usage.entries(since)), args.json)
     return 0
+
+
+def _days(text: str) -> int:
+    found = re.fullmatch(r"([1-9][0-9]{0,4})([dw]?)", text)
+    if not found:
+        raise InvalidRequest(f"--since must be a number of days, like 7, 7d or 2w, not {text!r}")
+    return int(found[1]) * (7 if found[2] == "w" else 1)
 
 
 def _by_program(entries: Iterable[UsageEntry]) -> list[UsageEntry]:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shlex
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
@@ -36,7 +37,8 @@ LOOK_AGAIN = 0.2  # seconds between two reads of a log
 def build_parser() -> Parser:
     parser = make_parser(
         "hutch logs",
-        "hutch logs [-f] [--format FORMAT] SESSION\n       hutch logs --security SESSION\n"
+        "hutch logs [-f] [-n COUNT] [--format FORMAT] SESSION\n"
+        "       hutch logs --security SESSION\n"
         "       hutch logs [-f] --daemon",
         "Show the journal of a session, even after its end: each command, cell, written\n"
         "file, start, wake, limit and deadline is one line. The format asciicast is a\n"
@@ -50,6 +52,9 @@ def build_parser() -> Parser:
     parser.add_argument("session", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="keep printing until the session ends"
+    )
+    parser.add_argument(
+        "-n", "--tail", type=int, metavar="COUNT", help="only the last COUNT entries"
     )
     parser.add_argument(
         "--format",
@@ -77,6 +82,10 @@ def main(words: list[str], launcher: Launcher) -> int:
     args = build_parser().parse_args(words)
     if bool(args.session) == args.daemon:
         raise InvalidRequest("give a session, or --daemon; `hutch ps --all` lists sessions")
+    if args.tail is not None and args.tail < 0:
+        raise InvalidRequest("--tail must be a number of entries, at least 0")
+    if args.tail is not None and (args.daemon or args.format in ("asciicast", "notebook")):
+        raise InvalidRequest("--tail is for the formats text and json, of a session")
     if args.follow and args.format in ("asciicast", "notebook"):
         raise InvalidRequest(f"{args.format} needs the whole journal: leave out -f")
     if args.security and (args.daemon or args.follow):
@@ -94,11 +103,13 @@ async def _journal(args: argparse.Namespace) -> int:
             export = serving.ExportJournal(args.session, args.format)
             pieces: AsyncItems[bytes] = await transport.stream(export)
         elif args.follow:
-            pieces = _lines(_follow(transport, args.session), args.format)
+            pieces = _lines(_follow(transport, args.session, args.tail), args.format)
         else:
             entries = _read(transport, args.session)
             if args.security:
                 entries = _only_denied(entries)
+            if args.tail is not None:
+                entries = _last(entries, args.tail)
             pieces = _lines(entries, args.format)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -121,9 +132,23 @@ async def _only_denied(entries: AsyncIterator[JournalEntry]) -> AsyncGenerator[J
             yield entry
 
 
-async def _follow(transport: AsyncTransport, session: str) -> AsyncGenerator[JournalEntry, None]:
+async def _last(
+    entries: AsyncIterator[JournalEntry], count: int
+) -> AsyncGenerator[JournalEntry, None]:
+    for entry in deque([entry async for entry in entries], maxlen=count):
+        yield entry
+
+
+async def _follow(
+    transport: AsyncTransport, session: str, tail: int | None
+) -> AsyncGenerator[JournalEntry, None]:
     """Follow the journal until the session ends, also across restarts of the server."""
     after = 0
+    if tail is not None:
+        known = [entry async for entry in _read(transport, session)]
+        for entry in deque(known, maxlen=tail):
+            yield entry
+        after = known[-1].number if known else 0
     while True:
         try:
             async with aclosing(
