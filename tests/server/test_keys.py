@@ -167,7 +167,7 @@ def test_what_is_no_name_of_an_owner_is_refused(tmp_path: Path, owner: str) -> N
             await keys.make(owner)
         with pytest.raises(InvalidRequest, match="read, run, admin"):
             await keys.make("ada", "root")  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequest, match="a label is"):
+        with pytest.raises(InvalidRequest, match="a label has"):
             await keys.make("ada", "run", "x\n")
         assert keys.is_open
 
