@@ -11,7 +11,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Call, CellError, CellResult, Chunk, Context, Execution, Variable
 
 from . import transport
-from ._async_compat import Helpers, outcome
+from ._async_compat import BackgroundTasks, outcome
 from ._async_stream import AsyncItems, AsyncStream
 from .parse import context_of
 
@@ -170,7 +170,7 @@ class AsyncAnswered:
     ) -> None:
         self._stream, self._transport, self._session = stream, transport, session
         self._functions = functions
-        self._helpers = Helpers()
+        self._background = BackgroundTasks()
 
     def __aiter__(self) -> AsyncAnswered:
         return self
@@ -178,17 +178,19 @@ class AsyncAnswered:
     async def __anext__(self) -> Chunk | CellResult | Execution:
         try:
             while isinstance(item := await anext(self._stream), Call):
-                self._helpers.start(_answer, self._transport, self._session, item, self._functions)
+                self._background.start(
+                    _answer, self._transport, self._session, item, self._functions
+                )
             return item
         except StopAsyncIteration:
-            await self._helpers.stop()
+            await self._background.stop()
             raise
 
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
         finally:
-            await self._helpers.stop()
+            await self._background.stop()
 
 
 async def _answer(

@@ -89,7 +89,7 @@ def _in_thread(
     return future
 
 
-class Helpers:
+class BackgroundTasks:
     """Background tasks that end with their owner."""
 
     def __init__(self) -> None:
@@ -134,4 +134,4 @@ class PerLoop(Generic[V]):
             await self._close(self._values.pop(loop))
 
 
-__all__ = ["Helpers", "Lock", "PerLoop", "outcome", "pieces_of", "sleep"]
+__all__ = ["BackgroundTasks", "Lock", "PerLoop", "outcome", "pieces_of", "sleep"]

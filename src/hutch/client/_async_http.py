@@ -365,17 +365,17 @@ class AsyncHttpTransport:
     # --- streams ------------------------------------------------------------------------
 
     async def items(
-        self, operation: StreamOperation[ItemT, T], line: Line
+        self, operation: StreamOperation[ItemT, T], connection: StreamConnection
     ) -> AsyncGenerator[ItemT, None]:
         """Each item as it arrives. The result comes last, once the connection is free again."""
         pool = await self._pool()
         attempts = Attempts(operation, self._at.url, reached=pool.reached)
         raw = operation.items is bytes
         response = await self._send(pool, operation, ANY if raw else EVENTS, attempts)
-        line.response = response
+        connection.response = response
         done: ItemT | None = None
         try:
-            if line.is_cut:
+            if connection.is_cut:
                 return
             source = response.aiter_stream()
             if raw:
@@ -398,7 +398,7 @@ class AsyncHttpTransport:
             if done is None:
                 raise attempts.lost() from None
         finally:
-            line.response = None
+            connection.response = None
             await response.aclose()
         if done is not None:
             yield done
@@ -406,7 +406,7 @@ class AsyncHttpTransport:
             raise attempts.lost()
 
 
-class Line:
+class StreamConnection:
     """The connection of a stream, which one thread can cut while another reads from it."""
 
     response: httpcore.Response | None = None
@@ -428,8 +428,8 @@ class AsyncHttpStream(Generic[ItemT]):
     """
 
     def __init__(self, transport: AsyncHttpTransport, operation: StreamOperation[ItemT, T]) -> None:
-        self._line = Line()
-        self._source = transport.items(operation, self._line)
+        self._connection = StreamConnection()
+        self._source = transport.items(operation, self._connection)
         self._turn = Lock()
 
     def __aiter__(self) -> AsyncHttpStream[ItemT]:
@@ -440,14 +440,14 @@ class AsyncHttpStream(Generic[ItemT]):
             try:
                 return await anext(self._source)
             except ServerUnavailable:
-                if self._line.is_cut:
+                if self._connection.is_cut:
                     raise StopAsyncIteration from None
                 raise
 
     async def aclose(self) -> None:
         """End it, and the operation. Idempotent."""
         if self._turn.locked():
-            self._line.cut()
+            self._connection.cut()
         async with self._turn:
             await self._source.aclose()
 

@@ -12,7 +12,7 @@ from hutch.errors import HutchError, InvalidRequest
 from hutch.types import BoxInfo, Call, CellError, CellResult, Chunk, Context, Execution, Variable
 
 from . import transport
-from ._sync_compat import Helpers, outcome
+from ._sync_compat import BackgroundTasks, outcome
 from ._sync_stream import Items, Stream
 from .parse import context_of
 
@@ -171,7 +171,7 @@ class Answered:
     ) -> None:
         self._stream, self._transport, self._session = stream, transport, session
         self._functions = functions
-        self._helpers = Helpers()
+        self._background = BackgroundTasks()
 
     def __iter__(self) -> Answered:
         return self
@@ -179,17 +179,19 @@ class Answered:
     def __next__(self) -> Chunk | CellResult | Execution:
         try:
             while isinstance(item := next(self._stream), Call):
-                self._helpers.start(_answer, self._transport, self._session, item, self._functions)
+                self._background.start(
+                    _answer, self._transport, self._session, item, self._functions
+                )
             return item
         except StopIteration:
-            self._helpers.stop()
+            self._background.stop()
             raise
 
     def close(self) -> None:
         try:
             self._stream.close()
         finally:
-            self._helpers.stop()
+            self._background.stop()
 
 
 def _answer(transport: transport.Transport, session: str, call: Call, functions: Functions) -> None:

@@ -36,7 +36,7 @@ def outcome(
     return value, None
 
 
-class Helpers:
+class BackgroundTasks:
     """Background threads. A thread cannot be stopped: it ends when its work is done."""
 
     def start(self, work: Callable[..., None], *args: object) -> None:
@@ -76,4 +76,4 @@ class PerProcess(Generic[V]):
         self._value, self._lock = None, Lock()
 
 
-__all__ = ["Helpers", "Lock", "PerProcess", "outcome", "pieces_of", "sleep"]
+__all__ = ["BackgroundTasks", "Lock", "PerProcess", "outcome", "pieces_of", "sleep"]

@@ -362,17 +362,17 @@ class HttpTransport:
     # --- streams ------------------------------------------------------------------------
 
     def items(
-        self, operation: StreamOperation[ItemT, T], line: Line
+        self, operation: StreamOperation[ItemT, T], connection: StreamConnection
     ) -> Generator[ItemT, None, None]:
         """Each item as it arrives. The result comes last, once the connection is free again."""
         pool = self._pool()
         attempts = Attempts(operation, self._at.url, reached=pool.reached)
         raw = operation.items is bytes
         response = self._send(pool, operation, ANY if raw else EVENTS, attempts)
-        line.response = response
+        connection.response = response
         done: ItemT | None = None
         try:
-            if line.is_cut:
+            if connection.is_cut:
                 return
             source = response.iter_stream()
             if raw:
@@ -395,7 +395,7 @@ class HttpTransport:
             if done is None:
                 raise attempts.lost() from None
         finally:
-            line.response = None
+            connection.response = None
             response.close()
         if done is not None:
             yield done
@@ -403,7 +403,7 @@ class HttpTransport:
             raise attempts.lost()
 
 
-class Line:
+class StreamConnection:
     """The connection of a stream, which one thread can cut while another reads from it."""
 
     response: httpcore.Response | None = None
@@ -425,8 +425,8 @@ class HttpStream(Generic[ItemT]):
     """
 
     def __init__(self, transport: HttpTransport, operation: StreamOperation[ItemT, T]) -> None:
-        self._line = Line()
-        self._source = transport.items(operation, self._line)
+        self._connection = StreamConnection()
+        self._source = transport.items(operation, self._connection)
         self._turn = Lock()
 
     def __iter__(self) -> HttpStream[ItemT]:
@@ -437,14 +437,14 @@ class HttpStream(Generic[ItemT]):
             try:
                 return next(self._source)
             except ServerUnavailable:
-                if self._line.is_cut:
+                if self._connection.is_cut:
                     raise StopIteration from None
                 raise
 
     def close(self) -> None:
         """End it, and the operation. Idempotent."""
         if self._turn.locked():
-            self._line.cut()
+            self._connection.cut()
         with self._turn:
             self._source.close()
 

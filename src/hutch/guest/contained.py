@@ -136,8 +136,8 @@ def _steps(settings: dict[str, Any], config: GuestConfig) -> list[tuple[str, Cal
 def _check_bundle() -> None:
     """Check that nothing is mounted over our code, through a symbolic link of the image."""
     with open("/proc/self/mountinfo", "rb") as file:
-        places = [line.split()[4] for line in file]
-    over = [place for place in places if place.startswith(os.fsencode(sys.prefix) + b"/")]
+        mountpoints = [line.split()[4] for line in file]
+    over = [path for path in mountpoints if path.startswith(os.fsencode(sys.prefix) + b"/")]
     if over:
         raise OSError(errno.EPERM, f"{os.fsdecode(over[0])} is hidden: the image has a link there")
 

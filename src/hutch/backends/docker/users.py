@@ -232,9 +232,9 @@ def _check_places(mounts: tuple[Mount, ...]) -> None:
 
     Other users of the outer folder could move what is mounted inside it (see `check_mounted`).
     """
-    places = [mount.target for mount in mounts]
-    for inner in places:
-        for outer in places:
+    targets = [mount.target for mount in mounts]
+    for inner in targets:
+        for outer in targets:
             if inner != outer and _is_in(inner, outer):
                 raise InvalidRequest(
                     f"{inner} is inside {outer}, where a folder is mounted, too: containers of a "

@@ -422,13 +422,14 @@ class ZygoteProcess:
         sync, their_sync = socket.socketpair()
         mounts: list[tuple[str, int]] = []
         try:
-            places = {**image.mounted, **{f"/dev/{name}": f"/dev/{name}" for name in DEVICES}}
-            for place, path in places.items():
-                fd = linux.copy_mount(path)
-                mounts.append((place, fd))
-                device = place.startswith("/dev/")
-                quiet = linux.ATTR_NOSUID | (0 if device else linux.ATTR_NODEV | linux.ATTR_RDONLY)
-                linux.set_mount(fd, quiet, recursive=True)
+            devices = {f"/dev/{name}": f"/dev/{name}" for name in DEVICES}
+            for mountpoint, source in {**image.mounted, **devices}.items():
+                fd = linux.copy_mount(source)
+                mounts.append((mountpoint, fd))
+                attributes = linux.ATTR_NOSUID
+                if mountpoint not in devices:
+                    attributes |= linux.ATTR_NODEV | linux.ATTR_RDONLY
+                linux.set_mount(fd, attributes, recursive=True)
             pid = _clone_as(UID_BASE) if rights.ranged else linux.clone(linux.ALL_NAMESPACES)
             if pid == 0:
                 self.sock.close()
