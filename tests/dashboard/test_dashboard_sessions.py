@@ -292,6 +292,20 @@ def test_several_sessions_are_put_to_sleep_woken_and_extended_at_once(
     expect(page.get_by_text("3 live sandboxes")).to_be_visible()
 
 
+def test_a_sandbox_is_put_to_sleep_and_woken_where_one_looks_at_it(
+    dashboard: Dashboard, box: str
+) -> None:
+    page = dashboard.page
+    dashboard.terminal()
+    terminal = page.get_by_role("tab", name="Terminal")
+    dashboard.button("Sleep").click()
+    expect(page.get_by_role("heading", name="This sandbox is asleep")).to_be_visible()
+    expect(terminal).to_have_attribute("aria-selected", "true")
+    dashboard.button("Wake it").click()
+    dashboard.terminal()
+    expect(terminal).to_have_attribute("aria-selected", "true")
+
+
 def test_text_is_copied_out_of_the_terminal_and_pasted_into_it(
     dashboard: Dashboard, box: str
 ) -> None:

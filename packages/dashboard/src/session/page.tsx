@@ -107,7 +107,9 @@ interface KnownProps {
 function Known({ sandbox, info, accept, reload }: KnownProps) {
   const rests = hasEnded(info) || sleeps(info);
   const asked = TABS.find((tab) => tab.id === route.value[2])?.id;
-  const tab: TabId = asked ?? (rests || !mayRun.value ? 'journal' : 'terminal');
+  // It stays when the sandbox falls asleep or wakes: nobody is led to another part by that.
+  const [first] = useState<TabId>(rests || !mayRun.value ? 'journal' : 'terminal');
+  const tab = asked ?? first;
   // A part that was opened stays as it is while another is shown.
   const [opened, setOpened] = useState<ReadonlySet<TabId>>(new Set());
   useEffect(() => {
