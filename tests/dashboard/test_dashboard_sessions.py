@@ -296,6 +296,7 @@ def test_a_sandbox_is_put_to_sleep_and_woken_where_one_looks_at_it(
     dashboard: Dashboard, box: str
 ) -> None:
     page = dashboard.page
+    dashboard.expect_problem("410|WebSocket")  # what the terminal showed ends
     dashboard.terminal()
     terminal = page.get_by_role("tab", name="Terminal")
     dashboard.button("Sleep").click()
@@ -304,6 +305,12 @@ def test_a_sandbox_is_put_to_sleep_and_woken_where_one_looks_at_it(
     dashboard.button("Wake it").click()
     dashboard.terminal()
     expect(terminal).to_have_attribute("aria-selected", "true")
+    dashboard.button("End").click()
+    dashboard.button("End sandbox").click()
+    expect(page.get_by_role("heading", name="This sandbox has ended")).to_be_visible()
+    # In the words of the list, and not in those of the API.
+    expect(page.locator(".session-head .badge")).to_have_text("ended")
+    expect(page.get_by_text("It was closed.")).to_be_visible()
 
 
 def test_text_is_copied_out_of_the_terminal_and_pasted_into_it(

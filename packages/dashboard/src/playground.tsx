@@ -5,6 +5,7 @@ import { useState } from 'preact/hooks';
 import { Sandbox, type CreateOptions } from 'hutch';
 import { link } from './route.js';
 import { mayRun, options, server } from './server.js';
+import { StateBadge } from './sessions.js';
 import { generate, type Action, type CreateAction, type Language } from './session/codegen.js';
 import { hasEnded, SessionContext, sleeps, type Session } from './session/context.js';
 import { FilesView } from './session/files.js';
@@ -13,7 +14,7 @@ import { useOneSession } from './session/page.js';
 import { PortsView } from './session/ports.js';
 import { ShellPane } from './session/shell-pane.js';
 import {
-  Badge, brief, Button, confirm, copy, EmptyState, ErrorBox, Field, Icon, Loading, reason, safeText, Tabs, toast, until, useLoaded,
+  brief, Button, confirm, copy, EmptyState, ErrorBox, Field, Icon, Loading, reason, safeText, Tabs, toast, until, useLoaded,
   useNow,
 } from './ui/index.js';
 
@@ -178,7 +179,7 @@ function Use({ id }: { id: string }) {
       <header class="session-head">
         <h1>Playground</h1>
         <a class="mono" href={link('sandboxes', id)} title="Everything about this sandbox">{safeText(id)}</a>
-        <Badge kind={info.status === 'running' ? 'good' : sleeps(info) ? 'asleep' : 'neutral'}>{safeText(info.status)}</Badge>
+        <StateBadge state={info.status} />
         {tookMilliseconds.value > 0 && <span class="quiet nowrap"><Icon name="clock" size={13} /> made in {brief(tookMilliseconds.value / 1000)}</span>}
         {!isOver && info.expiresAt && <span class="quiet nowrap">ends {until(info.expiresAt, now)}</span>}
         <span class="end">

@@ -4,6 +4,7 @@ import { Handle, type Schemas } from 'hutch';
 import {
   Badge, brief, Button, CopyButton, EmptyState, ErrorBox, Guard, Icon, Loading, safeText, toast, reason, type IconName,
 } from '../ui/index.js';
+import { stateWords } from '../sessions.js';
 import { hasEnded, sleeps, useSession } from './context.js';
 import { saveAs } from './download.js';
 import { LongOutput, Output } from './output.js';
@@ -45,7 +46,7 @@ function title({ kind, body }: { kind: string; body: Body }): string {
     case 'adopt': return 'a server that was started took it over';
     case 'extend': return `deadline moved to ${body.expires_at ? new Date(text(body.expires_at) || Number(body.expires_at) * 1000).toLocaleString() : 'never'}`;
     case 'denied': return `${safeText(text(body.program))} was refused ${safeText(text(body.call))}${Number(body.count) > 1 ? `, ${Number(body.count)} times` : ''}`;
-    case 'end': return `${safeText(text(body.status))}${body.why ? `: ${safeText(text(body.why))}` : ''}`;
+    case 'end': return `${safeText(stateWords(text(body.status)))}${body.why ? `: ${safeText(text(body.why))}` : ''}`;
     case 'dropped': return `${Number(body.entries)} earlier lines are not kept`;
     default: return safeText(text(body.why));
   }

@@ -5,9 +5,10 @@ import { note as noteLive, sessions } from '../live.js';
 import { go, link, route } from '../route.js';
 import { connection, mayRun, options, reconnects } from '../server.js';
 import {
-  Badge, Button, confirm, CopyButton, Dialog, EmptyState, ErrorBox, Icon, Loading, reason, safeText, Tabs, toast, until,
+  Badge, Button, confirm, CopyButton, Dialog, EmptyState, ErrorBox, Icon, Loading, reason, safeText, sentence, Tabs, toast, until,
   useLatest, useNow, useShortcuts, at, type IconName,
 } from '../ui/index.js';
+import { StateBadge } from '../sessions.js';
 import type { Action } from './codegen.js';
 import { hasEnded, SessionContext, sleeps, type Session } from './context.js';
 import { FilesView } from './files.js';
@@ -29,9 +30,6 @@ const TABS = [
 ] as const satisfies { id: string; label: string; icon: IconName; needsBox: boolean; runs: boolean }[];
 type TabId = (typeof TABS)[number]['id'];
 
-const KINDS: Record<string, 'good' | 'info' | 'asleep' | 'bad' | 'neutral'> = {
-  running: 'good', starting: 'info', waking: 'info', saving: 'asleep', asleep: 'asleep', crashed: 'bad',
-};
 const SETTLING = ['starting', 'saving', 'waking', 'destroying'];
 
 export interface OneSession {
@@ -171,7 +169,7 @@ function Resting({ info, sandbox, accept }: { info: BoxInfo; sandbox: Sandbox; a
   if (hasEnded(info)) {
     return (
       <EmptyState title="This sandbox has ended" icon="stop" action={<a class="button primary" href={link('sandboxes', info.id, 'journal')}>Read its journal</a>}>
-        {info.why ? `${safeText(info.why)}. ` : ''}What was in the sandbox is gone; what happened in it is in the journal.
+        {info.why ? `${sentence(safeText(info.why))}. ` : ''}What was in the sandbox is gone; what happened in it is in the journal.
       </EmptyState>
     );
   }
@@ -260,7 +258,7 @@ function Head({ info, accept, reload, sandbox, letGo }: KnownProps & { letGo: (i
       <Icon name="chevron" size={12} />
       <h1 class="mono">{safeText(info.id)}</h1>
       <CopyButton text={info.id} label="Copy the id" />
-      <Badge kind={KINDS[info.status] ?? 'neutral'}>{safeText(info.status)}</Badge>
+      <StateBadge state={info.status} />
       <span class="quiet">{safeText(info.image)}{info.labels.name ? ` · ${safeText(info.labels.name)}` : ''}</span>
       {connection.value === 'lost' && <Badge kind="warning">connecting again</Badge>}
       {!rests && info.expiresAt && (
