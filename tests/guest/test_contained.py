@@ -345,6 +345,17 @@ def test_programs_get_the_variables_of_the_image_where_only_the_engine_knows_the
     with_box(bundle, ground, work, inherit=["LD_", "HOSTNAME", "KUBERNETES_"])
 
 
+def test_the_last_folder_on_the_path_has_a_python_for_images_with_python3(
+    bundle: Bundle, ground: Path
+) -> None:
+    async def work(box: Contained) -> None:
+        link = await box.connect()
+        last = (await say(link, "sh", "-c", "echo ${PATH##*:}")).strip()
+        assert (await say(link, "readlink", f"{last}/python")) == "/usr/bin/python3\n"
+
+    with_box(bundle, ground, work)
+
+
 def test_what_loses_its_parent_is_not_left_a_zombie(bundle: Bundle, ground: Path) -> None:
     async def work(box: Contained) -> None:
         link = await box.connect()
