@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,21 @@ def test_a_framework_may_release_new_minor_versions(requirement: str) -> None:
     for bound in Requirement(requirement).specifier:
         if bound.operator != ">=":
             assert re.fullmatch(r"<\d+", str(bound)), "only a new major version may be refused"
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed"), [("2.9", True), ("3.0b1", True), ("4.0", False), ("1.9", False)]
+)
+def test_a_newest_release_that_works_and_is_not_allowed_is_told(
+    version: str, allowed: bool
+) -> None:
+    loader = SourceFileLoader("integrations", str(ROOT / "scripts" / "integrations"))
+    spec = spec_from_loader("integrations", loader)
+    assert spec
+    loader.exec_module(integrations := module_from_spec(spec))
+    assert integrations.allows("some-framework[all]>=2,<4", {"some-framework[all]": version}) is (
+        allowed
+    )
 
 
 def test_the_newest_version_of_each_requirement_is_pinned_within_its_bounds() -> None:

@@ -62,6 +62,11 @@ def test_git_log_is_a_line_for_each_commit() -> None:
     assert lines[51] == "[100 lines of commit messages hidden]"
 
 
+def test_of_a_long_git_log_every_commit_is_shown() -> None:
+    text = shown("git log -90", "".join(map(a_commit, range(90)))).text
+    assert [f": Change number {number}\n" in text for number in range(90)] == [True] * 90
+
+
 def test_a_short_git_log_keeps_its_messages() -> None:
     found = shown("git log -5", "".join(map(a_commit, range(5))))
     assert "commit messages" not in found.text and "  Because of 4 reasons," in found.text
