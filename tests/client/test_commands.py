@@ -271,7 +271,7 @@ def test_a_program_that_reads_no_input_can_be_killed(shared_box):
     assert sending.is_alive(), "there should be no room for all of it"
     handle.signal(signal.SIGCONT)
     handle.kill()
-    sending.join(20)
+    sending.join(60)
     assert not sending.is_alive() and handle.wait().exit_code == 137
 
 

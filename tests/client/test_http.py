@@ -350,7 +350,7 @@ def test_leaving_a_stream_hangs_up(server):
     with box.shell.stream("x") as stream:
         next(stream)
         assert not server.gone.is_set()
-    assert server.gone.wait(10)
+    assert server.gone.wait(60)
 
 
 def test_a_stream_that_is_forgotten_hangs_up(server):
@@ -360,7 +360,7 @@ def test_a_stream_that_is_forgotten_hangs_up(server):
     next(stream)
     del stream
     gc.collect()
-    assert server.gone.wait(10)
+    assert server.gone.wait(60)
 
 
 def test_a_cancelled_task_hangs_up(server):
@@ -388,9 +388,9 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_it(server):
     while not items:
         time.sleep(0.001)
     stream.close()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive() and len(items) == 1
-    assert server.gone.wait(10)
+    assert server.gone.wait(60)
 
 
 def test_a_stream_may_be_closed_before_its_answer_begins(server):
@@ -407,12 +407,12 @@ def test_a_stream_may_be_closed_before_its_answer_begins(server):
     items: list[object] = []
     waiting = threading.Thread(target=lambda: items.extend(stream))
     waiting.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     threading.Timer(0.1, go.set).start()
     stream.close()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive() and not items
-    assert server.gone.wait(10)
+    assert server.gone.wait(60)
 
 
 def test_a_stream_may_be_closed_while_another_task_waits_for_it(server):
@@ -429,7 +429,7 @@ def test_a_stream_may_be_closed_while_another_task_waits_for_it(server):
         reading = asyncio.create_task(read())
         await asyncio.sleep(0)
         await stream.aclose()
-        await asyncio.wait_for(reading, 10)
+        await asyncio.wait_for(reading, 60)
         assert first.text == "x" and not items
 
     asyncio.run(use())

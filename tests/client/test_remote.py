@@ -105,7 +105,7 @@ def test_leaving_a_stream_stops_its_command():
             reader.start()
             until(lambda: box.files.exists("began"))
             stream.close()
-            reader.join(20)
+            reader.join(60)
         until(lambda: "sleep" not in box.commands.run("ps -A -o comm= || true").stdout)
 
 

@@ -163,6 +163,6 @@ def test_closing_a_shell_ends_the_command_in_it(box: Sandbox) -> None:
     runner.start()
     _until(lambda: _running(box, "sleep 4321"), "the command does not start")
     shell.close()
-    runner.join(20)
+    runner.join(60)
     assert (results[0].exit_code, results[0].stdout) == (137, "go\n")
     assert not _running(box, "sleep 4321")

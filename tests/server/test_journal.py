@@ -271,7 +271,7 @@ def test_who_follows_misses_nothing_while_the_older_half_goes(path: Path) -> Non
             if n % 20 == 0:
                 await asyncio.sleep(0.001)
         journal.close()
-        entries = await asyncio.wait_for(following, 30)
+        entries = await asyncio.wait_for(following, 120)
         seen = [entry.number for entry in entries]
         assert seen == sorted(set(seen)) and seen[-1] == 2000
         # Where it was too slow, a line says how far the journal begins after what it had read.

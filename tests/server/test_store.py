@@ -473,7 +473,7 @@ def test_a_file_that_another_process_holds_is_waited_for(path: Path) -> None:
             await asyncio.sleep(0)  # it waits in its thread; the loop goes on
             assert process.stdin
             process.stdin.close()
-            await asyncio.wait_for(inserting, 30)
+            await asyncio.wait_for(inserting, 120)
         assert ids(await store.live()) == ["s1"]
 
     run(path, test)

@@ -88,7 +88,7 @@ def test_its_tunnel_ends_even_if_the_box_reads_nothing(lent: Lent) -> None:
             assert is_over(ws)
         finally:
             stop.set()
-            filler.join(20)
+            filler.join(60)
     eventually(lambda: not lent.server.server._state.tasks)
 
 

@@ -151,7 +151,7 @@ async def converse(stream: Recording) -> list[object]:
             drain(link, wire.Exec(["cat"], stdin=True)), link.ask(wire.List(".")),
             drain(link, wire.Watch(".")), link.ask(wire.Stat("x")),
         )  # fmt: skip
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await asyncio.gather(*asked, return_exceptions=True)
     finally:
         await link.close()
@@ -256,7 +256,7 @@ async def perform_all(said: list[bytes]) -> None:
     try:
         await engine.perform(op.OpenSession())
         for operation in OPERATIONS:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 try:
                     await engine.perform(operation)
                 except HutchError:
@@ -310,7 +310,7 @@ async def take_over(said: list[bytes]) -> None:
             lambda: session.start_program(op.StartProgram("liar", ("true",))),
         ]  # fmt: skip
         for ask in asked:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 try:
                     await ask()
                     for job in list(session._jobs.values()):
