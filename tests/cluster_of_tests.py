@@ -11,8 +11,8 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import ssl
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 import pytest
 from benchmarks.cluster import Cluster, pack_image, programs, why_not
+from benchmarks.cluster.config import SEEN_BY_KUBELET
 from benchmarks.cluster.programs import ClusterFailed
 from benchmarks.docker_engine import EngineFailed
 from must_work import need
@@ -236,29 +237,21 @@ def traces(cluster: Cluster) -> set[str]:
     return found
 
 
-def surroundings() -> dict[str, str]:
-    """What a cluster could change outside its folder."""
-    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True)
+def surroundings() -> dict[str, object]:
+    """What a cluster could change outside its folder, and nothing else on the machine does."""
     places = [
-        "/var/lib",
-        "/var/log",
-        "/run",
-        "/run/netns",
-        "/run/containerd",
-        "/opt",
-        "/opt/cni",
-        "/opt/containerd",
         "/etc/cni",
-        "/usr/libexec",
+        "/opt/cni",
+        "/run/netns",
+        "/usr/libexec/kubernetes",
+        "/var/lib/cni",
+        "/var/lib/kubelet",
+        "/var/log/containers",
+        "/var/log/pods",
     ]
-    found = {place: " ".join(sorted(os.listdir(place))) for place in places if os.path.isdir(place)}
-    for setting in (
-        "vm/overcommit_memory",
-        "vm/panic_on_oom",
-        "kernel/panic",
-        "kernel/panic_on_oops",
-        "kernel/keys/root_maxkeys",
-    ):
-        found[setting] = Path("/proc/sys", setting).read_text()
-    found["links"] = " ".join(line.split()[0] for line in links.stdout.splitlines())
-    return found
+    links = {name for _, name in socket.if_nameindex()}
+    return {
+        "places": {place: sorted(os.listdir(place)) for place in places if os.path.isdir(place)},
+        "links": links & {"node", "pods"},
+        "settings": {name: Path("/proc/sys", name).read_text() for name in SEEN_BY_KUBELET},
+    }

@@ -288,6 +288,7 @@ conf_dir = '{self.folder}/cni'
                     "--bind-address=127.0.0.1",
                     f"--service-account-private-key-file={etc}/accounts.key",
                     f"--root-ca-file={etc}/ca.crt",
+                    f"--flex-volume-plugin-dir={self.folder}/plugins",
                 ]
             case "kube-scheduler":
                 return [f"{built}/{name}", *api, "--leader-elect=false", "--bind-address=127.0.0.1"]
