@@ -6,13 +6,20 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import textwrap
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from projects_of_tests import WITH_PYTHON, run
 from prompt import boxes  # noqa: F401
+from uv import find_uv_bin
 from wheels_of_tests import Index, make_source, make_wheel
 
 from hutch.errors import InvalidRequest
@@ -497,6 +504,72 @@ def test_groups_of_a_standard_lock_are_followed(project: Path) -> None:
     assert chosen(project, "Docs")[0] == ["always==1", "dev==1", "docs==1"]
     with pytest.raises(InvalidRequest, match=r"--extra dosc: pylock.toml has no extra or group"):
         chosen(project, "dosc")
+
+
+@contextmanager
+def served_index(folder: Path) -> Iterator[str]:
+    """The URL of an index with the wheels in this folder, and their hashes."""
+    site = folder / "site"
+    for wheel in folder.glob("*.whl"):
+        pages = site / wheel.name.split("-")[0].replace("_", "-")
+        pages.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        with (pages / "index.html").open("a") as page:
+            page.write(f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>\n')
+        wheel.rename(pages / wheel.name)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *words: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("chosen_too", [[], ["Docs_1", "more"]])
+def test_a_lock_that_uv_made_is_read_as_uv_reads_it(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen_too: list[str]
+) -> None:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    of_extra = "of-extra ; extra == 'fast'"
+    for version in ("1.0", "2.0"):
+        make_wheel(folder, "tool", version, needs=("other", of_extra), about="Provides-Extra: fast")
+        for name in ("other", "of-extra", "linter", "writer", "of-more"):
+            make_wheel(folder, name, version)
+    (project / "pyproject.toml").write_text(
+        textwrap.dedent("""
+        [project]
+        name = "mine"
+        version = "1"
+        requires-python = ">=3.9"
+        dependencies = ["tool[fast]<2", "other<2 ; python_version < '3'", "writer; os_name == 'nt'"]
+        [project.optional-dependencies]
+        more = ["of-more<2"]
+        [dependency-groups]
+        Lint_1 = ["linter<2"]
+        Docs_1 = ["writer<2"]
+        [tool.uv]
+        default-groups = ["Lint_1"]
+        """)
+    )
+    monkeypatch.delenv("UV_FIND_LINKS")
+    uv = [find_uv_bin(), "--no-config", "--no-python-downloads", "--directory", str(project)]
+    with served_index(folder) as url:
+        lock = [*uv, "lock", "--default-index", url, "--python", sys.executable]
+        subprocess.run(lock, check=True, capture_output=True)
+    wanted = ["--group=Docs_1", "--extra=more"] if chosen_too else []
+    form = ("--no-hashes", "--no-header", "--no-annotate", "--no-emit-project")
+    export = [*uv, "export", "--frozen", *form, *wanted, "--python", sys.executable]
+    told = subprocess.run(export, check=True, capture_output=True, text=True).stdout
+    expected = [line for line in told.splitlines() if " ; os_name" not in line]
+    lines, notes = chosen(project, *chosen_too)
+    assert lines == sorted(expected) and "of-extra==2.0" in lines and "linter==1.0" in lines
+    assert [note for note in notes if "UV_INDEX" not in note.reason] == []
 
 
 # --- declarations --------------------------------------------------------------------------
