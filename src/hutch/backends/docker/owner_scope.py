@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from hutch import pidfile
-from hutch.backends.linux.folders import open_folder
-from hutch.errors import BackendUnavailable, BoxLost, HutchError
+from hutch.backends.linux.folders import kept_name
+from hutch.errors import BoxLost, HutchError
 
 from .engine import HELPER, DockerEngine
 
@@ -91,19 +91,9 @@ def lasting(folder: str) -> OwnerScope:
 
     Raises BackendUnavailable if the folder is not ours alone, or if the name in it is damaged.
     """
-    os.close(open_folder(folder))
-    boxes, name = os.path.join(folder, BOXES), os.path.join(folder, NAME_FILE)
+    id, boxes = kept_name(folder, NAME_FILE), os.path.join(folder, BOXES)
     with contextlib.suppress(FileExistsError):
         os.mkdir(boxes, 0o700)
-    with contextlib.suppress(FileExistsError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(name, flags, 0o600)
-        os.write(fd, secrets.token_hex(16).encode())
-        os.close(fd)
-    with open(name) as file:
-        id = file.read().strip()
-    if not re.fullmatch("[0-9a-f]{32}", id):
-        raise BackendUnavailable(f"{name} is damaged: remove it; earlier boxes are then lost")
     return OwnerScope(id, boxes)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import re
+import secrets
 import stat
 
 from hutch.backends import linux
@@ -54,6 +57,25 @@ def open_folder(path: str) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
     finally:
         os.close(fd)
+
+
+def kept_name(folder: str, file: str) -> str:
+    """A random name that is kept in a file of a folder of ours. Both are made if missing.
+
+    Raises BackendUnavailable if the folder is not ours alone, or if the name in it is damaged.
+    """
+    os.close(open_folder(folder))
+    path = os.path.join(folder, file)
+    with contextlib.suppress(FileExistsError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        os.write(fd, secrets.token_hex(16).encode())
+        os.close(fd)
+    with open(path) as kept:
+        name = kept.read().strip()
+    if not re.fullmatch("[0-9a-f]{32}", name):
+        raise BackendUnavailable(f"{path} is damaged: remove it; earlier boxes are then lost")
+    return name
 
 
 def check_owner(name: str, info: os.stat_result) -> None:
