@@ -219,8 +219,11 @@ class Relays:
 
     async def outlive(self, seconds: float) -> None:
         command = outlive_command(seconds)
-        for _ in range(2):  # an old spare may have ended, with its engine
+        for _ in range(3):  # an old spare may have ended, with its engine
             relay = await self._peek_spare()
+            spare = self._spare
+            if not (spare and spare.done() and _kept(spare) and spare.result() is relay):
+                continue  # `connect` took it: what is written now would go to the agent
             try:
                 await relay.write(command)
                 return
