@@ -65,6 +65,14 @@ MAY_IMPORT = {
         "backends",
         "backends.linux",
     ],
+    "backends.kubernetes": [
+        "errors",
+        "types",
+        "guest",
+        "backends",
+        "backends.linux",
+        "__version__",
+    ],
     "engine": ["errors", "types", "operations", "wire", "backends"],
     "server": ["errors", "types", "operations", "serving", "wire", "tree", "backends", "engine"],
     # A connection into a box is a byte stream of its backend's.
