@@ -1,0 +1,419 @@
+"""The body of the create call for a box. Pure: nothing here touches a cluster.
+
+A Pod has two containers. `box` runs the guest in the image of the caller. In `door`, which has
+nothing but our bundle, the cluster starts relays: a cluster starts a program under the user of its
+container, and a guest knows relays by a user that nothing in its box can have. The containers of a
+Pod have one network namespace, which is where they meet, and separate processes.
+
+What a caller names is checked, and goes into a field of its own or into the orders of the guest.
+It never becomes the name of an object, or a label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import hutch
+from hutch.backends.base import Spec
+from hutch.backends.contained import (
+    BUNDLE,
+    GUEST_MEMORY,
+    GVISOR_MEMORY,
+    HOME,
+    MAX_ORDERS,
+    OWN,
+    PRIVATE,
+    ROOMS,
+    program_limits,
+    room_sizes,
+    run_size,
+)
+from hutch.errors import InvalidRequest
+from hutch.guest.relay import RELAY
+from hutch.types import Grade, MiB
+
+BOX_CONTAINER, DOOR_CONTAINER = "box", "door"
+MANAGED, SCOPE, NETWORK = "app.kubernetes.io/managed-by", "hutch.dev/scope", "hutch.dev/network"
+OURS = "hutch"  # what manages our Pods
+BOX, DEGRADED, ISOLATION = "hutch.dev/box", "hutch.dev/degraded", "hutch.dev/isolation"
+VERSION = "hutch.dev/version"
+CLOSED, OPEN = "none", "open"  # values of the label NETWORK
+
+BUNDLE_SIZE = 512 * MiB  # at most, where it is copied
+DOOR_MEMORY = 128 * MiB  # each program that the cluster starts there begins with one of its own
+SCRATCH = 64 * MiB  # of a node's disk, for what a box cannot write to
+LAST_RESORT = 31 * 86_400  # seconds after which the cluster ends a Pod that nothing else has ended
+GRACE = 1  # seconds between SIGTERM, on which guest and door exit, and SIGKILL
+
+# What an image may not tell the loader and the C library of our programs. An image's variables
+# cannot be taken away, but each can be made empty.
+FOR_LOADER = (
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "LD_AUDIT",
+    "LD_DEBUG",
+    "LD_PROFILE",
+    "GLIBC_TUNABLES",
+    "LOCPATH",
+)
+# Variables that a guest was started with, and that are not of the image: beginnings of names.
+NOT_OF_IMAGE = (*FOR_LOADER, "HOSTNAME", "KUBERNETES_SERVICE_", "KUBERNETES_PORT")
+
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
+_RUNTIME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_USER = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+
+HowBundle = Literal["image", "copy"]
+
+
+@dataclass(frozen=True)
+class BundleImage:
+    """The image with the bundle, and how a Pod gets it: as a volume, or by a copy."""
+
+    name: str
+    how: HowBundle
+    architecture: str  # of the machine, in Go's words
+    command: Callable[..., list[str]]  # the argv that runs a module of the bundle
+
+
+@dataclass(frozen=True)
+class PodUser:
+    uid: int
+    gid: int
+    is_own: bool = False  # no other Pod has this uid
+
+
+def scope_label(scope: str) -> str:
+    """The value of the label that all boxes of one owner scope have."""
+    return hashlib.sha256(scope.encode()).hexdigest()[:32]
+
+
+def name_of(scope: str, box: str) -> str:
+    """The name of the Pod of a box. Two scopes may have boxes of the same name."""
+    return "hutch-" + hashlib.sha256(f"{scope}\0{box}".encode()).hexdigest()[:40]
+
+
+def user_of(spec: Spec) -> PodUser:
+    """The user that a box runs as.
+
+    Raises InvalidRequest for a name, as a cluster does not tell which users an image has, and for
+    a user that a box may not be.
+    """
+    if spec.user == "user":
+        if "user" in spec.relax:
+            return PodUser(0, 0)
+        uid = secrets.choice(OWN)
+        return PodUser(uid, uid, is_own=True)
+    given = _USER.fullmatch(spec.user)
+    if not given:
+        raise InvalidRequest(
+            f"user {spec.user!r:.100}: a cluster does not tell which users an image has: give a "
+            "number, or two as UID:GID"
+        )
+    uid, gid = int(given[1]), int(given[2] or given[1])
+    if max(uid, gid) >= 1 << 31:
+        raise InvalidRequest(f"user {spec.user!r}: the largest number is {(1 << 31) - 1}")
+    if not uid and "user" not in spec.relax:
+        raise InvalidRequest("a box does not run as root, unless it is told to: relax user")
+    if uid == RELAY:
+        raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
+    return PodUser(uid, gid)
+
+
+def body(
+    spec: Spec,
+    box: str,
+    scope: str,
+    user: PodUser,
+    bundle: BundleImage,
+    isolation: Grade,
+    degraded: tuple[str, ...] = (),
+) -> dict[str, object]:
+    """The body of the create call. `isolation`: what the runtime of the spec gives.
+
+    Raises InvalidRequest if a Pod cannot do what the spec says.
+    """
+    _check(spec)
+    relaxed: set[str] = set(spec.relax)
+    orders = json.dumps(_orders(spec, user, isolation))
+    if len(orders) > MAX_ORDERS:
+        raise InvalidRequest("the workdir of the box is too long")
+    guest = bundle.command("hutch.guest.contained", orders, at=BUNDLE)
+    memory = spec.limits.memory + (GUEST_MEMORY if isolation == "ns" else GVISOR_MEMORY)
+    disk = SCRATCH + (spec.limits.disk_size if "writable-root" in relaxed else 0)
+    rooms = _rooms(spec)
+    is_open = "network" in relaxed
+    found: dict[str, object] = {
+        "os": {"name": "linux"},
+        "nodeSelector": {"kubernetes.io/os": "linux", "kubernetes.io/arch": bundle.architecture},
+        "hostname": "box",
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": LAST_RESORT,
+        "terminationGracePeriodSeconds": GRACE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "dnsPolicy": "ClusterFirst" if is_open else "None",
+        "securityContext": {
+            "runAsNonRoot": bool(user.uid),
+            "runAsUser": user.uid,
+            "runAsGroup": user.gid,
+            "fsGroup": user.gid,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "initContainers": [*_copying(bundle, user), _door(bundle)],
+        "containers": [
+            {
+                "name": BOX_CONTAINER,
+                **_LAST_WORDS,
+                "image": _image(spec),
+                "imagePullPolicy": "IfNotPresent",
+                "workingDir": "/",
+                "command": [_literal(word) for word in guest],
+                "env": _no_loader_variables(),
+                "securityContext": _hardening(relaxed),
+                "resources": {
+                    "requests": _amounts(0.01, 64 * MiB, 0),
+                    "limits": _amounts(spec.limits.cpus, memory, disk),
+                },
+                "volumeMounts": [
+                    _bundle_mount(),
+                    *({"name": name, "mountPath": path} for name, path, _ in rooms),
+                    *(
+                        {"name": "etc", "mountPath": f"/etc/{n}", "subPath": n, "readOnly": True}
+                        for n in ("passwd", "group")
+                    ),
+                ],
+            }
+        ],
+        "volumes": [
+            _bundle_volume(bundle),
+            *(
+                {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
+                for name, _, size in rooms
+            ),
+            {"name": "etc", "downwardAPI": {"items": [_item("passwd"), _item("group")]}},
+        ],
+    }
+    if not is_open:
+        found["dnsConfig"] = {"nameservers": ["127.0.0.1"]}
+    if spec.runtime:
+        found["runtimeClassName"] = spec.runtime
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name_of(scope, box),
+            "labels": {
+                MANAGED: OURS,
+                SCOPE: scope_label(scope),
+                NETWORK: OPEN if is_open else CLOSED,
+            },
+            "annotations": {
+                BOX: box,
+                VERSION: hutch.__version__,
+                ISOLATION: isolation,
+                DEGRADED: json.dumps(degraded),
+                "hutch.dev/passwd": _passwd(user),
+                "hutch.dev/group": f"root:x:0:\nuser:x:{user.gid}:\n",
+            },
+        },
+        "spec": found,
+    }
+
+
+def policies() -> Mapping[str, dict[str, object]]:
+    """The NetworkPolicies that boxes need, by name. Nothing ever connects to a box; a box with
+    the label says where it may connect to: nowhere.
+    """
+    closed = {"matchLabels": {MANAGED: OURS, NETWORK: CLOSED}}
+    return {
+        name: {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": name, "labels": {MANAGED: OURS}},
+            "spec": {"podSelector": selector, "policyTypes": [direction]},
+        }
+        for name, selector, direction in (
+            ("hutch-no-ingress", {"matchLabels": {MANAGED: OURS}}, "Ingress"),
+            ("hutch-no-egress", closed, "Egress"),
+        )
+    }
+
+
+def grade_of(handler: str) -> Grade:
+    """What separates a box from the kernel of its node, by the handler of its RuntimeClass."""
+    if handler.startswith(("runsc", "gvisor")):
+        return "gvisor"
+    return "vm" if handler.startswith("kata") else "ns"
+
+
+def digest_of(image_id: str) -> str | None:
+    """The digest of an image that a registry has, from what a node says about a container.
+
+    None for an image that was never in a registry: it cannot be asked for by what a node has.
+    """
+    _, is_of_registry, digest = image_id.partition("@")
+    return digest if is_of_registry and _DIGEST.fullmatch(digest) else None
+
+
+def _check(spec: Spec) -> None:
+    if spec.mounts:
+        raise InvalidRequest(
+            "folders of this machine, workspaces included, cannot be mounted in a Pod: copy the "
+            "files into the box"
+        )
+    if not _IMAGE.fullmatch(spec.image):
+        raise InvalidRequest(f"{spec.image!r:.200} is not the name of an image")
+    if spec.runtime and not _RUNTIME.fullmatch(spec.runtime):
+        raise InvalidRequest(f"{spec.runtime!r:.200} is not the name of a RuntimeClass")
+
+
+def _image(spec: Spec) -> str:
+    """The image, by its digest if that was found out before."""
+    name, _, digest = spec.image.partition("@")
+    if not digest and spec.digest and _DIGEST.fullmatch(spec.digest):
+        host, slash, rest = name.rpartition("/")
+        return f"{host}{slash}{rest.partition(':')[0]}@{spec.digest}"
+    return spec.image
+
+
+def _orders(spec: Spec, user: PodUser, isolation: Grade) -> dict[str, object]:
+    """See guest/contained.py."""
+    gains = "new-privileges" in spec.relax
+    return {
+        "workdir": spec.workdir,
+        "user": spec.user,
+        "env": {"HOME": HOME},
+        "inherit": list(NOT_OF_IMAGE),
+        "rooms": list(ROOMS),
+        "private": PRIVATE,
+        "limits": program_limits(spec.limits, is_own=user.is_own),
+        "meeting": None,
+        "filter": not gains and "seccomp" not in spec.relax,
+        "gain": gains,
+        "foreign": isolation == "gvisor",
+    }
+
+
+def _literal(word: str) -> str:
+    """A word of a command. A cluster replaces $(NAME), and takes two dollars for one."""
+    return word.replace("$", "$$")
+
+
+# What a container that failed wrote last is part of its state.
+_LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+
+
+def _hardening(relaxed: set[str]) -> dict[str, object]:
+    """Hardening, of which each part is off only if the caller relaxed it."""
+    return {
+        "allowPrivilegeEscalation": "new-privileges" in relaxed,
+        "readOnlyRootFilesystem": "writable-root" not in relaxed,
+        **({} if "capabilities" in relaxed else {"capabilities": {"drop": ["ALL"]}}),
+    }
+
+
+def _copying(bundle: BundleImage, user: PodUser) -> list[dict[str, object]]:
+    """What copies the bundle, where it cannot be a volume: its own Python, from its own root."""
+    if bundle.how == "image":
+        return []
+    # Python does not look for itself in "/", and only without -I it can be told.
+    python = [word for word in bundle.command("", at="")[:-2] if word != "-I"]
+    # The root of the image is the bundle. It has nothing else, but for what a runtime puts there.
+    copy = (
+        "import os, shutil\n"
+        "for name in ('aliases', 'bin', 'kernel', 'lib', 'site'):\n"
+        f"    shutil.copytree(f'/{{name}}', f'{BUNDLE}/{{name}}', symlinks=True)\n"
+        "for name in ('filter', 'methods'):\n"
+        f"    shutil.copy(f'/{{name}}', f'{BUNDLE}/{{name}}')\n"
+    )
+    return [
+        {
+            "name": "bundle",
+            **_LAST_WORDS,
+            "image": bundle.name,
+            "imagePullPolicy": "IfNotPresent",
+            "command": [_literal(word) for word in (*python, "-c", copy)],
+            "env": [{"name": "PYTHONHOME", "value": "/"}],
+            "securityContext": _hardening(set()),
+            "resources": {
+                "requests": _amounts(0.01, 64 * MiB, 0),
+                "limits": _amounts(1, DOOR_MEMORY, BUNDLE_SIZE),
+            },
+            "volumeMounts": [{"name": "bundle", "mountPath": BUNDLE}],
+        }
+    ]
+
+
+def _door(bundle: BundleImage) -> dict[str, object]:
+    return {
+        "name": DOOR_CONTAINER,
+        **_LAST_WORDS,
+        "image": bundle.name,
+        "imagePullPolicy": "IfNotPresent",
+        "restartPolicy": "Always",  # so that it runs beside the box, and ends after it
+        "command": bundle.command("hutch.guest.door", at=BUNDLE),
+        "env": _no_loader_variables(),
+        "securityContext": {
+            **_hardening(set()),
+            "runAsUser": RELAY,
+            "runAsGroup": RELAY,
+            "runAsNonRoot": True,
+        },
+        "resources": {
+            "requests": _amounts(0.01, 32 * MiB, 0),
+            "limits": _amounts(1, DOOR_MEMORY, SCRATCH),
+        },
+        "volumeMounts": [_bundle_mount()],
+    }
+
+
+def _bundle_mount() -> dict[str, object]:
+    return {"name": "bundle", "mountPath": BUNDLE, "readOnly": True}
+
+
+def _bundle_volume(bundle: BundleImage) -> dict[str, object]:
+    if bundle.how == "image":
+        return {
+            "name": "bundle",
+            "image": {"reference": bundle.name, "pullPolicy": "IfNotPresent"},
+        }
+    return {"name": "bundle", "emptyDir": {"sizeLimit": str(BUNDLE_SIZE)}}
+
+
+def _rooms(spec: Spec) -> list[tuple[str, str, int]]:
+    """Name, path and size of each folder in memory. They count as memory of the box."""
+    sizes = {
+        **room_sizes(spec.limits, ROOMS),
+        "/run": run_size(spec.limits),
+        "/dev/shm": spec.limits.shared_memory,
+    }
+    return [(f"room-{n}", path, size) for n, (path, size) in enumerate(sizes.items())]
+
+
+def _amounts(cpus: float, memory: int, disk: int) -> dict[str, str]:
+    return {
+        "cpu": f"{max(1, round(cpus * 1000))}m",
+        "memory": str(memory),
+        "ephemeral-storage": str(disk),
+    }
+
+
+def _no_loader_variables() -> list[dict[str, str]]:
+    return [{"name": name, "value": ""} for name in FOR_LOADER]
+
+
+def _passwd(user: PodUser) -> str:
+    own = f"user:x:{user.uid}:{user.gid}::{HOME}:/bin/sh\n"
+    return own + ("root:x:0:0::/root:/bin/sh\n" if user.uid else "")
+
+
+def _item(name: str) -> dict[str, object]:
+    return {"path": name, "fieldRef": {"fieldPath": f"metadata.annotations['hutch.dev/{name}']"}}
