@@ -46,7 +46,7 @@ def backend(
     if name == "namespaces":
         backend = _load(".backends.namespaces").NamespacesBackend(launcher, lasting)
     else:
-        backend = docker(".backends.docker").DockerBackend(_bundle, lasting=lasting)
+        backend = docker(".backends.docker").DockerBackend(bundle, lasting=lasting)
     return backend
 
 
@@ -90,7 +90,7 @@ def data_folder() -> Path:
     return folder
 
 
-def _bundle() -> Bundle:
+def bundle() -> Bundle:
     """The bundle with the guest, and the seccomp filter, for containers."""
     seccomp_filter: bytes = _load(".backends.linux.seccomp").build()
     build: Callable[[Path, dict[str, bytes]], Bundle] = _load(".images.bundle").build

@@ -51,7 +51,7 @@ SPEC = Spec(image=BUSYBOX)
 
 @contextlib.asynccontextmanager
 async def backend(host: str, **more: Any) -> AsyncIterator[DockerBackend]:
-    made = DockerBackend(more.pop("bundle", factory._bundle), docker_host=host, **more)
+    made = DockerBackend(more.pop("bundle", factory.bundle), docker_host=host, **more)
     try:
         async with asyncio.timeout(100):
             yield made
@@ -277,7 +277,7 @@ def test_an_image_of_ours_that_is_not_built_is_never_pulled(engine: Client) -> N
             def _engine(self) -> DockerEngine:
                 return Offline(find(engine.host, {}))
 
-        made = Strict(factory._bundle, docker_host=engine.host)
+        made = Strict(factory.bundle, docker_host=engine.host)
         try:
             with pytest.raises(NotFound, match="`hutch image build --backend docker node`"):
                 await made.start(Spec(image="hutch/node"))
@@ -584,7 +584,7 @@ class _Far(DockerBackend):
 
 @contextlib.asynccontextmanager
 async def far(host: str, **more: Any) -> AsyncIterator[DockerBackend]:
-    made = _Far(more.pop("bundle", factory._bundle), docker_host=host, **more)
+    made = _Far(more.pop("bundle", factory.bundle), docker_host=host, **more)
     try:
         async with asyncio.timeout(100):
             yield made
@@ -593,7 +593,7 @@ async def far(host: str, **more: Any) -> AsyncIterator[DockerBackend]:
 
 
 def test_a_far_engine_gets_the_bundle_once_and_no_folder(engine: Client, tmp_path: Path) -> None:
-    volume = f"hutch-bundle-{factory._bundle().path.name}"
+    volume = f"hutch-bundle-{factory.bundle().path.name}"
     with contextlib.suppress(Exception):
         engine.call("DELETE", f"/volumes/{volume}")
 
@@ -687,7 +687,7 @@ def test_a_far_box_is_watched_again_after_its_engine_was_gone(tmp_path: Path) ->
 
         async def test() -> None:
             made = _FarAndWatched(
-                factory._bundle, docker_host=engine.host, lasting=str(tmp_path / "run")
+                factory.bundle, docker_host=engine.host, lasting=str(tmp_path / "run")
             )
             try:
                 box = await made.start(SPEC)
@@ -873,7 +873,7 @@ def test_a_guest_that_does_not_come_up_is_heard(
 ) -> None:
     class Broken:
         def __init__(self) -> None:
-            self.whole = factory._bundle()
+            self.whole = factory.bundle()
             self.path = self.whole.path
 
         def command(self, wanted: str, *args: str, at: str = "/.hutch") -> list[str]:
@@ -898,7 +898,7 @@ from hutch.backends.docker import DockerBackend
 from hutch.engine.link import Link
 from hutch import wire
 async def main(host, image, lasting):
-    made = DockerBackend(factory._bundle, docker_host=host, lasting=lasting or None)
+    made = DockerBackend(factory.bundle, docker_host=host, lasting=lasting or None)
     box = await made.start(Spec(image=image))
     await box.outlive(60)
     link = await Link.open(await box.connect())
@@ -1108,7 +1108,7 @@ def test_the_doctor_says_what_it_removed_and_whether_there_is_a_default_image(
             labels = {owner_scope.OWNER_SCOPE: dead, owner_scope.BOX: "old"}
             body = {"Image": image, "Cmd": ["x"], "Labels": labels}
             old = await probe.engine.create(body, owner_scope.OwnerScope(dead, "").name_of("old"))
-            made = Bare(factory._bundle, docker_host=engine.host)
+            made = Bare(factory.bundle, docker_host=engine.host)
             try:
                 layers = {layer.name: layer for layer in (await made.report()).layers}
             finally:

@@ -56,7 +56,7 @@ class DockerContract(BackendContract):
         self.host = docker_engine.host
 
     def make_backend(self) -> Backend:
-        return DockerBackend(factory._bundle, docker_host=self.host)
+        return DockerBackend(factory.bundle, docker_host=self.host)
 
     def spec(self) -> Spec:
         return Spec(image=self.image, runtime=self.runtime)
@@ -76,7 +76,7 @@ class TestLastingDocker(DockerContract):
         self.folder = str(tmp_path / "lasting")
 
     def make_backend(self) -> Backend:
-        return DockerBackend(factory._bundle, docker_host=self.host, lasting=self.folder)
+        return DockerBackend(factory.bundle, docker_host=self.host, lasting=self.folder)
 
 
 class TestDockerThroughTheEngine(TestLastingDocker):
@@ -85,7 +85,7 @@ class TestDockerThroughTheEngine(TestLastingDocker):
     image = BUSYBOX
 
     def make_backend(self) -> Backend:
-        return FarAway(factory._bundle, docker_host=self.host, lasting=self.folder)
+        return FarAway(factory.bundle, docker_host=self.host, lasting=self.folder)
 
 
 class FarAway(DockerBackend):

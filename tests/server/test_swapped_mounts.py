@@ -211,7 +211,7 @@ class LateBackend(DockerBackend):
 @contextlib.asynccontextmanager
 async def late_backend(host: str, folder: Path) -> AsyncIterator[LateBackend]:
     folder.mkdir()
-    made = LateBackend(factory._bundle, docker_host=host, lasting=str(folder / "run"))
+    made = LateBackend(factory.bundle, docker_host=host, lasting=str(folder / "run"))
     try:
         async with asyncio.timeout(100):
             await made.list()  # so that there is an engine

@@ -22,6 +22,7 @@ BOXES = {
     "gain": "show how much output agents did not have to read",
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
     "image": "build, pull, import and list images",
+    "kubernetes": "write the image that a cluster needs for boxes",
     "doctor": "show how well this machine can isolate, and how to improve it",
     "completion": "print the completion for a shell: bash, zsh or fish",
 }
