@@ -146,7 +146,7 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "max_ttl_seconds": "5000", "limits.max.cpus": "7", "limits.max.pids": "700",
         "defaults.cpu_limit": "0.5", "relax": "network,user",
         "tls.cert": "/etc/cert.pem", "tls.key": "/etc/key.pem", "keys.default_ttl": "30d",
-        "keys.max_ttl": "52w", "workspace.quota_mode": "kernel",
+        "keys.max_ttl": "52w", "workspace.quota_mode": "kernel", "kubernetes.bundle": "copy",
         "dashboard.enabled": "false", "dashboard.edit_settings": "true",
     }  # fmt: skip
     value = samples.get(key, "300")

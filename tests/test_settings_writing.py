@@ -75,7 +75,7 @@ def test_each_key_is_explained_with_its_value_and_where_it_is_from(place: Place)
     assert (memory.section, memory.value, memory.kind) == ("limits.max", "4g", "size")
     assert of(settings, "pool.images").value == "host=2"
     backend = of(settings, "backend")
-    assert (backend.choices, backend.origin) == (("namespaces", "docker"), "default")
+    assert (backend.choices, backend.origin) == (("namespaces", "docker", "kubernetes"), "default")
     pool, drain = of(settings, "pool.enabled"), of(settings, "drain_seconds")
     assert (pool.origin, pool.fixed, pool.kind) == ("HUTCH_POOL_ENABLED", True, "truth")
     assert (drain.origin, drain.fixed) == ("--drain", True)

@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from .errors import BackendUnavailable, InvalidRequest
+from .types import ClusterSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from .backends.base import Backend
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from .server.service import ImageManager
     from .types import Packages, Root
 
-NAMES = ("namespaces", "docker")
+NAMES = ("namespaces", "docker", "kubernetes")
 # Modules of the optional Docker client. Installing the first installs both.
 _CLIENT = ("aiodocker", "aiohttp")
 
@@ -31,12 +32,17 @@ def default() -> str:
 
 
 def backend(
-    name: str = "", *, lasting: str | None = None, launcher: tuple[int, int] | None = None
+    name: str = "",
+    *,
+    lasting: str | None = None,
+    launcher: tuple[int, int] | None = None,
+    cluster: ClusterSettings | None = None,
 ) -> Backend:
     """Make a new backend; the default one if no name is given.
 
     `lasting`: a folder for state that lets boxes outlive this process. `launcher`: for
-    `namespaces`, a launcher that is already running. Raises InvalidRequest if there is no such
+    `namespaces`, a launcher that is already running. `cluster`: for `kubernetes`, where boxes are
+    made; by default, what variables say. Raises InvalidRequest if there is no such
     backend, and BackendUnavailable if it is not installed.
     """
     name = name or default()
@@ -45,9 +51,20 @@ def backend(
     backend: Backend
     if name == "namespaces":
         backend = _load(".backends.namespaces").NamespacesBackend(launcher, lasting)
+    elif name == "kubernetes":
+        module = _load(".backends.kubernetes")
+        settings = cluster or _cluster_settings(os.environ)
+        backend = module.KubernetesBackend(bundle, settings=settings, lasting=lasting)
     else:
         backend = docker(".backends.docker").DockerBackend(bundle, lasting=lasting)
     return backend
+
+
+def _cluster_settings(env: Mapping[str, str]) -> ClusterSettings:
+    """From the variables that are settings of a server, too."""
+    known = ("context", "namespace", "runtime_image", "bundle")
+    found = {name: env.get(f"HUTCH_KUBERNETES_{name.upper()}") for name in known}
+    return ClusterSettings(**{name: value for name, value in found.items() if value})
 
 
 def image_source(name: str = "") -> ImageSource | None:
@@ -63,6 +80,8 @@ def images(name: str) -> ImageManager:
     manager: ImageManager
     if name == "namespaces":
         manager = _load(".images.held_images").HeldImages()
+    elif name == "kubernetes":
+        manager = _load(".images.cluster_images").ClusterImages()
     else:
         manager = docker(".recipes.engine_images").EngineImages()
     return manager

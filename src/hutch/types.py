@@ -171,6 +171,24 @@ class BoxInfo:
 
 
 @dataclass(frozen=True)
+class ClusterSettings:
+    """Where the kubernetes backend makes boxes. Empty: what the kubeconfig says."""
+
+    context: str = ""
+    namespace: str = ""
+    runtime_image: str = ""  # with the bundle, at a registry that the cluster pulls from
+    bundle: str = "auto"  # how a Pod gets it: as an image volume, by a copy, or what works
+
+    BUNDLES: ClassVar[tuple[str, ...]] = ("auto", "image", "copy")
+
+    def __post_init__(self) -> None:
+        if self.bundle not in self.BUNDLES:
+            raise InvalidRequest(
+                f"kubernetes bundle {self.bundle!r:.100}: there are {', '.join(self.BUNDLES)}"
+            )
+
+
+@dataclass(frozen=True)
 class Stats:
     """What a box uses now. None: this machine cannot measure it."""
 

@@ -94,7 +94,7 @@ def test_fish_describes_options_and_images(script: str, env: dict[str, str]) -> 
     ask = "; ".join(f"complete -C {shlex.quote(typed)}" for typed in asked)
     workdir, image, backend = answers(["fish", "-c", f"source {script}; {ask}"], env)
     assert image.startswith("data\tpackages not built matplotlib")
-    assert backend == "--backend\twhat makes the boxes: namespaces or docker"
+    assert backend == "--backend\twhat makes the boxes: namespaces, docker or kubernetes"
     assert workdir.startswith("--workdir\tthe folder to run in")
 
 

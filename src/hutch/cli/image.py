@@ -106,7 +106,7 @@ def build_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
     parser.add_argument(
         "--backend",
-        choices=factory.NAMES,
+        choices=("namespaces", "docker"),
         help="whose images: those of boxes made here, or those of a Docker engine "
         "(default: HUTCH_BACKEND, or namespaces)",
     )
@@ -119,6 +119,11 @@ def main(words: list[str], launcher: Launcher) -> int:
         parser.print_help()
         return 0
     words = as_ls(words)
+    if _backend(words) == "kubernetes":
+        raise InvalidRequest(
+            "the nodes of a cluster pull images themselves: push yours to a registry (for images "
+            "of this machine: --backend namespaces)"
+        )
     if _backend(words) == "docker":
         code: int = factory.docker(".cli.engine_image").main(words, launcher)
         return code

@@ -63,7 +63,7 @@ def build_parser() -> Parser:
     parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
     parser.add_argument("--data-dir", metavar="DIR", help="where all data is stored")
     parser.add_argument(
-        "--backend", metavar="NAME", help="what makes the boxes: namespaces or docker"
+        "--backend", metavar="NAME", help="what makes the boxes: namespaces, docker or kubernetes"
     )
     parser.add_argument(
         "--drain", metavar="SECONDS", help="how long to wait for running commands when it stops"

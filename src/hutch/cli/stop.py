@@ -15,6 +15,7 @@ from hutch import factory
 from hutch.backends.namespaces import NamespacesBackend
 from hutch.errors import Conflict, HutchError, InvalidRequest, ServerUnavailable
 from hutch.pidfile import ProcessHandle, claim, server_of
+from hutch.settings.reading import load
 from hutch.types import BoxInfo
 
 from .options import Parser, make_parser, seconds
@@ -123,8 +124,12 @@ async def _end_boxes(data: Path) -> None:
     await backend.end()
     if count:
         print(f"ended {_count(count, 'box', 'boxes')} that a server had left")
-    if (data / "run" / "docker.yard").exists():
-        await _end_containers(str(data / "run"))
+    for name, file, what in (
+        ("docker", "docker.yard", ("container", "containers")),
+        ("kubernetes", "kubernetes.scope", ("Pod", "Pods")),
+    ):
+        if (data / "run" / file).exists():
+            await _end_others(data, name, *what)
 
 
 async def _close_sessions(database: Path) -> None:
@@ -141,14 +146,16 @@ async def _close_sessions(database: Path) -> None:
         print(f"ended {_count(count, 'session', 'sessions')} that a server had left")
 
 
-async def _end_containers(folder: str) -> None:
-    docker = factory.backend("docker", lasting=folder)
+async def _end_others(data: Path, name: str, one: str, many: str) -> None:
+    """End what a server had made with another backend."""
+    cluster = load(data, {}).settings.cluster()
+    backend = factory.backend(name, lasting=str(data / "run"), cluster=cluster)
     try:
-        count = len(await docker.list())
+        count = len(await backend.list())
     finally:
-        await docker.close()
+        await backend.close()
     if count:
-        print(f"ended {_count(count, 'container', 'containers')} that a server had left")
+        print(f"ended {_count(count, one, many)} that a server had left")
 
 
 async def _sessions() -> list[BoxInfo] | None:

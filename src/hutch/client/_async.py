@@ -182,11 +182,13 @@ class AsyncSandbox(AsyncCode, AsyncRecord):
         name given to `hutch image build`, or an `Image`. An image that is not built yet is built
         now, and its first box waits until its packages are imported.
 
-        `backend` is "namespaces" or "docker" (default: HUTCH_BACKEND, or "namespaces"). With
-        "docker", the box is a container, `image` is any that the engine has or can pull (default:
-        "hutch/python"), `runtime` is one of the engine's ("runsc" for gVisor), and `relax` names
-        parts of its hardening to leave out: "user", "writable-root", "capabilities",
-        "new-privileges", "seccomp", "network".
+        `backend` is "namespaces", "docker" or "kubernetes" (default: HUTCH_BACKEND, or
+        "namespaces"). With "docker", the box is a container, `image` is any that the engine has or
+        can pull (default: "hutch/python"), `runtime` is one of the engine's ("runsc" for gVisor),
+        and `relax` names parts of its hardening to leave out: "user", "writable-root",
+        "capabilities", "new-privileges", "seccomp", "network". With "kubernetes", it is a Pod,
+        `image` is any that its node can pull (default: "python:3.13-slim"), and `runtime` is a
+        RuntimeClass.
 
         After `idle_hibernate` seconds without a cell, a kernel moves tables and arrays of at
         least the given sizes to disk; they are read back on first access. After `idle` seconds in

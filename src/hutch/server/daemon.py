@@ -112,7 +112,9 @@ async def _serve(
     if not rules.no_dashboard and not is_built():
         rules = replace(rules, no_dashboard=NOT_BUILT)
     began = time.monotonic()
-    backend = factory.backend(settings.backend, lasting=str(folder / "run"))
+    backend = factory.backend(
+        settings.backend, lasting=str(folder / "run"), cluster=settings.cluster()
+    )
     service = await Service.open(
         folder,
         backend,

@@ -17,7 +17,7 @@ from hutch.errors import InvalidRequest
 from hutch.server.rules import Rules
 from hutch.server.times import show_duration
 from hutch.serving import Quota
-from hutch.types import RELAXATIONS, GiB, Limits, MiB, Relaxation
+from hutch.types import RELAXATIONS, ClusterSettings, GiB, Limits, MiB, Relaxation
 
 from .values import (
     ADDRESS,
@@ -49,6 +49,7 @@ SECTIONS = (
     "quotas",
     "connections",
     "pool",
+    "kubernetes",
     "workspace",
     "journal",
     "keys",
@@ -97,7 +98,10 @@ class Settings:
         sample='["hutch.example.org"]',
     )
     backend: str = _set(
-        choice("namespaces", "docker"), "namespaces", "what makes the boxes", sample='"docker"'
+        choice("namespaces", "docker", "kubernetes"),
+        "namespaces",
+        "what makes the boxes",
+        sample='"docker"',
     )
     runtime: str | None = _set(
         optional(TEXT),
@@ -241,6 +245,31 @@ class Settings:
         SECONDS, _RULES.pool_max_age, "replace those that waited longer"
     )
 
+    kubernetes_context: str | None = _set(
+        optional(TEXT),
+        None,
+        "of the kubeconfig; empty: the current one",
+        sample='"production"',
+    )
+    kubernetes_namespace: str | None = _set(
+        optional(TEXT),
+        None,
+        "where boxes are made; empty: that of the context",
+        sample='"hutch-boxes"',
+    )
+    kubernetes_runtime_image: str | None = _set(
+        optional(TEXT),
+        None,
+        "what `hutch kubernetes image` wrote, as nodes can pull it",
+        sample='"registry.example.org/hutch/runtime:1"',
+    )
+    kubernetes_bundle: str = _set(
+        choice(*ClusterSettings.BUNDLES),
+        "auto",
+        "how a Pod gets that: as an image volume, by a copy, or what the cluster can do",
+        sample='"copy"',
+    )
+
     workspace_quota: int | None = _set(
         optional(SIZE),
         None,
@@ -286,6 +315,15 @@ class Settings:
         "machine",
         sample="true",
     )
+
+    def cluster(self) -> ClusterSettings:
+        """Where the kubernetes backend makes boxes."""
+        return ClusterSettings(
+            context=self.kubernetes_context or "",
+            namespace=self.kubernetes_namespace or "",
+            runtime_image=self.kubernetes_runtime_image or "",
+            bundle=self.kubernetes_bundle,
+        )
 
     def rules(self) -> Rules:
         """The settings that the engine needs."""
