@@ -1,0 +1,379 @@
+"""Boxes in a real cluster: what is theirs alone, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from benchmarks.cluster import Cluster
+
+from cluster_of_tests import ask
+from docker_of_tests import BUSYBOX, DEBIAN
+from hutch import Sandbox, wire
+from hutch.backends.base import Spec
+from hutch.backends.kubernetes import KubernetesBackend, box, pod
+from hutch.engine.link import Link
+from hutch.errors import BackendUnavailable, BoxLost, Conflict, NoCapacity, StartFailed
+from hutch.testing.contract import running, sh
+from hutch.types import Status
+from kubernetes_of_tests import Boxes, removed
+from kubernetes_of_tests import boxes as boxes
+from kubernetes_of_tests import with_runtime as with_runtime
+
+SMALL = Spec(image=f"{BUSYBOX}:latest")
+PYTHON = Spec(image=f"{DEBIAN}:latest")
+SECONDS = 120
+
+
+def with_backend(
+    boxes: Boxes, work: Callable[[KubernetesBackend], Awaitable[None]], **more: str
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(SECONDS):
+            backend = boxes.backend(**more)
+            try:
+                await work(backend)
+            finally:
+                await backend.close()
+
+    asyncio.run(main())
+
+
+# --- what a box is ------------------------------------------------------------------------------
+
+
+def test_programs_get_the_variables_of_their_image_and_none_of_the_cluster(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, PYTHON) as (_, link):
+            _, found = await sh(link, "env; cat /etc/passwd; hostname")
+            lines = found.decode().splitlines()
+            assert "LANG=C.UTF-8" in lines and "HOME=/home/user" in lines and "box" in lines
+            others = ("KUBERNETES_", "LD_", "GLIBC_", "HOSTNAME")
+            assert not [line for line in lines if line.startswith(others)]
+            assert (await sh(link, "ls /var/run/secrets"))[0]
+
+    with_backend(boxes, work)
+
+
+def test_what_is_limited_ends_the_program_and_not_the_box(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, SMALL) as (_, link):
+            code, out = await sh(link, "head -c 700m /dev/zero > /workspace/x 2>&1; ls -s | wc -l")
+            assert code == 0 and b"2\n" in out
+            assert await sh(link, "rm x; dd if=/dev/zero of=/new 2>&1; touch /etc/x") == (
+                1,
+                b"dd: can't open '/new': Read-only file system\n"
+                b"touch: /etc/x: Read-only file system\n",
+            )
+            # More memory than it has: the program is killed, and the next one runs.
+            code, _ = await sh(link, "tail -c 3g /dev/zero | tail -c 1")
+            assert await sh(link, "echo on") == (0, b"on\n")
+
+    with_backend(boxes, work)
+
+
+def test_scopes_have_boxes_of_one_name_and_do_not_see_each_others(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        other = boxes.backend()
+        try:
+            await backend.start(SMALL, "-same-")
+            await other.start(SMALL, "-same-")
+            assert await backend.list() == await other.list() == ["-same-"]
+            with pytest.raises(Conflict):
+                await other.start(SMALL, "-same-")
+            await other.close()
+            assert await backend.list() == ["-same-"]
+        finally:
+            await other.close()
+
+    with_backend(boxes, work)
+
+
+def test_a_pod_that_is_deleted_takes_its_box_along(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        made = await backend.start(SMALL)
+        link = await Link.open(await made.connect())
+        async with link.call(wire.Exec(["sh", "-c", "echo runs; sleep 1000"])) as call:
+            await anext(call)
+            (found,) = boxes.pods()
+            path = f"{boxes.path}/pods/{found['metadata']['name']}"
+            await asyncio.to_thread(ask, boxes.cluster, "DELETE", path)
+            with pytest.raises(BoxLost):
+                while True:
+                    await anext(call)
+        await link.close()
+        await made.kill()
+        with pytest.raises(BoxLost):
+            await backend.adopt(made.id)
+
+    with_backend(boxes, work)
+
+
+# A host that tells its guest that it may be alone for a moment only.
+HOST = """
+import asyncio, sys
+from hutch import factory
+from hutch.backends.base import Spec
+from hutch.backends.kubernetes import box
+from hutch.types import ClusterSettings
+
+box.ALONE, box.TELL = 1.0, 0.2
+async def main():
+    settings = ClusterSettings(namespace=sys.argv[1], runtime_image=sys.argv[2])
+    backend = factory.backend("kubernetes", cluster=settings)
+    await backend.start(Spec(image=sys.argv[3]))
+    print("up", flush=True)
+    await asyncio.sleep(1000)
+asyncio.run(main())
+"""
+
+
+def test_of_a_host_that_is_killed_nothing_is_left(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.backends.kubernetes.LEFT", -SECONDS)
+    settings = boxes.settings()
+    argv = [settings.namespace, settings.runtime_image, SMALL.image]
+    with subprocess.Popen([sys.executable, "-c", HOST, *argv], stdout=subprocess.PIPE) as host:
+        assert host.stdout and host.stdout.readline() == b"up\n"
+        (left,) = boxes.pods()
+        host.send_signal(signal.SIGKILL)
+    name = left["metadata"]["name"]
+
+    async def work(backend: KubernetesBackend) -> None:
+        while True:
+            (found,) = (p for p in await asyncio.to_thread(boxes.pods))
+            if found["status"]["phase"] == "Succeeded":
+                break
+            await asyncio.sleep(0.1)
+        await (await backend.start(SMALL)).kill()  # a start removes what has ended
+        while any(p["metadata"]["name"] == name for p in await asyncio.to_thread(boxes.pods)):
+            await asyncio.sleep(0.1)
+
+    with_backend(boxes, work)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+def test_an_image_of_ours_that_cannot_be_pulled_says_which_setting_is_wrong(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(BackendUnavailable, match="HUTCH_KUBERNETES_RUNTIME_IMAGE"):
+            await backend.start(SMALL)
+
+    with_backend(boxes, work, runtime_image="no-such-runtime:1")
+    with_backend(boxes, work, runtime_image="")
+    assert not boxes.pods()
+
+
+def test_a_full_quota_is_said_with_the_words_of_the_cluster(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(NoCapacity, match=r"quota of namespace.*pods=1, used: pods=0, limited"):
+            await backend.start(SMALL)
+
+    body: dict[str, object] = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    with removed(boxes, f"{boxes.path}/resourcequotas", body):
+        while True:  # it is in force once the cluster has counted
+            quota = ask(boxes.cluster, "GET", f"{boxes.path}/resourcequotas/none")
+            if "used" in quota.get("status", {}):
+                break
+        with_backend(boxes, work)
+
+
+def test_without_a_node_that_has_room_it_says_so(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "NO_ROOM", 2.0)
+    monkeypatch.setattr("os.uname", _of_another_machine())
+
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(NoCapacity, match="no node of the cluster can take the box"):
+            await backend.start(SMALL)
+
+    with_backend(boxes, work)
+    assert not boxes.pods()
+
+
+def _of_another_machine() -> Callable[[], os.uname_result]:
+    own = os.uname()
+    other = os.uname_result((own.sysname, own.nodename, own.release, own.version, "s390x"))
+    return lambda: other
+
+
+def test_a_guest_that_cannot_start_says_which_step_failed(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(StartFailed, match="private folder"):
+            await backend.start(SMALL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pod, "PRIVATE", "/proc/hutch")
+        with_backend(boxes, work)
+    assert not boxes.pods()
+
+
+@contextmanager
+def as_somebody(boxes: Boxes, folder: Path, *rules: tuple[str, tuple[str, ...]]) -> Iterator[None]:
+    """KUBECONFIG is that of a service account which may do this and no more."""
+    name = "limited"
+    account: dict[str, object] = {"metadata": {"name": name}}
+    role = {
+        "metadata": {"name": name},
+        "rules": [
+            {
+                "apiGroups": ["networking.k8s.io" if "policies" in what else ""],
+                "resources": [what],
+                "verbs": verbs,
+            }
+            for what, verbs in rules
+        ],
+    }
+    binding = {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": boxes.namespace}],
+    }
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{boxes.namespace}"
+    with (
+        removed(boxes, f"{boxes.path}/serviceaccounts", account),
+        removed(boxes, f"{rbac}/roles", role),
+        removed(boxes, f"{rbac}/rolebindings", binding),
+    ):
+        path = f"{boxes.path}/serviceaccounts/{name}/token"
+        token = ask(boxes.cluster, "POST", path, {"spec": {}})["status"]["token"]
+        with _with_token(boxes.cluster, folder, token):
+            yield
+
+
+@contextmanager
+def _with_token(cluster: Cluster, folder: Path, token: str) -> Iterator[None]:
+    content = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in content["users"]:
+        user["user"] = {"token": token}
+    file = folder / "kubeconfig"
+    file.write_text(json.dumps(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(file))
+        yield
+
+
+ALL = {
+    "pods": ("create", "get", "list", "watch", "delete"),
+    "pods/exec": ("create", "get"),
+    "networkpolicies": ("get", "create"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "verb"),
+    [("pods", "create"), ("pods", "list"), ("pods", "watch"), ("pods/exec", "create")],
+)
+def test_a_role_that_lacks_one_verb_is_told_which(
+    boxes: Boxes, tmp_path: Path, what: str, verb: str
+) -> None:
+    rules = {**ALL, what: tuple(each for each in ALL[what] if each != verb)}
+
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(BackendUnavailable, match=f"has to allow the verb '{verb}' for {what}"):
+            await backend.start(SMALL)
+        report = await backend.report()
+        rights = next(layer for layer in report.layers if layer.name == "rights")
+        assert rights.status is Status.MISSING and f"{verb} {what}" in rights.why
+        assert report.grade == "none"
+
+    with as_somebody(boxes, tmp_path, *rules.items()):
+        with_backend(boxes, work)
+    for left in boxes.pods():  # it could not watch them end
+        boxes.cluster.request("DELETE", f"{boxes.path}/pods/{left['metadata']['name']}")
+
+
+def test_with_the_least_rights_boxes_work_and_say_what_is_not_known(
+    boxes: Boxes, tmp_path: Path
+) -> None:
+    rules = {name: verbs for name, verbs in ALL.items() if name != "networkpolicies"}
+
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, SMALL) as (made, link):
+            assert await sh(link, "echo hi") == (0, b"hi\n")
+            assert made.degraded == (
+                "network: we may not see or make a NetworkPolicy, so it may be open",
+            )
+
+    with as_somebody(boxes, tmp_path, *rules.items()):
+        with_backend(boxes, work)
+
+
+def test_a_token_that_is_not_valid_is_said(boxes: Boxes, tmp_path: Path) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(BackendUnavailable, match=r"does not know us.*expired"):
+            await backend.start(SMALL)
+        report = await backend.report()
+        assert report.grade == "none" and "does not know us" in report.layers[0].why
+
+    with _with_token(boxes.cluster, tmp_path, "nonsense"):
+        with_backend(boxes, work)
+
+
+def test_a_cluster_that_is_not_there_is_said(boxes: Boxes, tmp_path: Path) -> None:
+    content = yaml.safe_load(boxes.cluster.kubeconfig.read_text())
+    content["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    file = tmp_path / "kubeconfig"
+    file.write_text(json.dumps(content))
+
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(BackendUnavailable, match=r"https://127.0.0.1:1 \(context .* does not"):
+            await backend.start(SMALL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(file))
+        with_backend(boxes, work)
+
+
+# --- as people use it ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings_of_users(boxes: Boxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = boxes.settings()
+    monkeypatch.setenv("HUTCH_KUBERNETES_NAMESPACE", settings.namespace)
+    monkeypatch.setenv("HUTCH_KUBERNETES_RUNTIME_IMAGE", settings.runtime_image)
+
+
+@pytest.mark.usefixtures("settings_of_users")
+def test_a_sandbox_does_all_that_sandboxes_do() -> None:
+    with Sandbox.create(backend="kubernetes", image=PYTHON.image) as made:
+        assert made.info.backend == "kubernetes" and made.info.isolation == "ns"
+        made.shell.run("cd /tmp; export WORD=kept")
+        assert made.shell.run("echo $WORD $PWD").stdout == "kept /tmp\n"
+        made.files.write("/workspace/data.bin", bytes(range(256)) * 1000)
+        assert made.files.read("/workspace/data.bin", "bytes") == bytes(range(256)) * 1000
+        made.run_code("x = 6")
+        assert made.run_code("x * 7").text == "42"
+
+
+@pytest.mark.usefixtures("settings_of_users")
+def test_hutch_run_and_doctor_name_the_backend(boxes: Boxes) -> None:
+    def hutch(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "hutch", *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+    ran = hutch("run", "--backend", "kubernetes", "--image", SMALL.image, "--", "sh", "-c",
+                "echo from $0; exit 7", "box")  # fmt: skip
+    assert (ran.stdout, ran.returncode) == ("from box\n", 7), ran.stderr
+    report: Any = json.loads(hutch("doctor", "--backend", "kubernetes", "--json").stdout)
+    layers = {layer["name"]: layer for layer in report["layers"]}
+    for name in ("cluster", "rights", "box", "user", "capabilities", "system calls",
+                 "root file system", "memory", "service account"):  # fmt: skip
+        assert layers[name]["status"] == "active", layers[name]
+    # The network plugin of this cluster enforces no policies, and it must not pass for one.
+    assert layers["network"]["status"] == "missing" and report["grade"] == "none"
+    assert not boxes.pods()
