@@ -70,6 +70,7 @@ def _do(chosen: argparse.Namespace, cluster: Cluster) -> int:
             if not argv:
                 raise ClusterFailed("no command is given: scripts/cluster run -- kubectl get nodes")
             os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
+            os.environ["KUBECACHEDIR"] = f"{cluster.folder}/kubectl"  # not in the user's home
             os.environ["PATH"] += f":{cluster.folder}/programs"
             script = 'cd "$0" && exec "$@"'
             argv = cluster.inside(["sh", "-c", script, os.getcwd(), *argv])

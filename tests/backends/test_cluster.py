@@ -25,7 +25,7 @@ from cluster_of_tests import (
     traces,
     wait_for_phase,
 )
-from docker_of_tests import DEBIAN
+from docker_of_tests import DEBIAN, busybox_of_image
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = str(ROOT / "scripts/cluster")
@@ -69,7 +69,21 @@ def test_a_pod_of_an_image_with_python_reaches_the_api_server(cluster: Cluster) 
         assert cluster.request("GET", f"{path}/pods/one/log") == (200, b"ok\n")
 
 
-def test_kubectl_works_inside_and_outside(cluster: Cluster) -> None:
+def test_the_command_gives_the_node_an_image(cluster: Cluster, tmp_path: Path) -> None:
+    root = tmp_path / "root.tar"
+    root.write_bytes(busybox_of_image())
+    given = [SCRIPT, "--folder", str(cluster.folder), "image", str(root)]
+    subprocess.run([*given, "--name", "localhost/given:1"], check=True)
+    assert "localhost/given:1" in cluster.images()
+    with namespace(cluster, "given") as path:
+        pod = confined_pod("one", ["busybox", "true"], "localhost/given:1")
+        ask(cluster, "POST", f"{path}/pods", pod)
+        wait_for_phase(cluster, f"{path}/pods/one", "Succeeded")
+    failed = subprocess.run(given, capture_output=True, text=True)  # no archive of an image
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+
+
+def test_kubectl_works_inside_and_outside(cluster: Cluster, tmp_path: Path) -> None:
     inside = [SCRIPT, "--folder", str(cluster.folder), "run", "--", "kubectl"]
     outside = [str(cluster.folder / "programs/kubectl"), f"--kubeconfig={cluster.kubeconfig}"]
     for kubectl in (inside, outside):
@@ -79,10 +93,12 @@ def test_kubectl_works_inside_and_outside(cluster: Cluster) -> None:
             text=True,
             env={
                 "PATH": os.environ["PATH"],
-                "HOME": str(cluster.folder),
+                "HOME": str(tmp_path),
             },
         )
         assert said.stdout.split("\n")[1].split()[:2] == ["node", "Ready"], said.stderr
+        if kubectl is inside:
+            assert not any(tmp_path.iterdir())
     failed = subprocess.run([*inside[:-1], "sh", "-c", "exit 7"])
     assert failed.returncode == 7
 
