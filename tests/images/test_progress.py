@@ -159,7 +159,7 @@ def test_a_terminal_has_bars_and_nothing_is_left_of_them() -> None:
     drawn = drawn_by(DRAW)
     half = "[" + "#" * 10 + "-" * 10 + "]"
     assert "hutch: mine: compiling [#####-----] 1 of 2, scipy" in drawn
-    assert f"hutch: x: {half} 1.0 of 2.0 MiB" in drawn
+    assert f"scipy\r\x1b[K\r\x1b[Khutch: x: {half} 1.0 of 2.0 MiB" in drawn
     assert f"  {'a' * 12} downloading {half} 1.0 of 2.0 MiB" in drawn
     assert drawn.endswith("\x1b[J")
 
