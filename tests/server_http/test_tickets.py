@@ -163,6 +163,19 @@ def test_a_ticket_of_a_key_that_was_revoked_meanwhile_opens_nothing(tmp_path: Pa
     run(tmp_path, test)
 
 
+def test_a_ticket_that_is_redeemed_while_its_key_is_revoked_opens_nothing(tmp_path: Path) -> None:
+    async def test(keys: Keys, tickets: Tickets, clock: Clock) -> None:
+        asked = await keys.make("ada")
+        ticket = tickets.make(caller_of(keys, asked)).ticket
+        redeemed, _ = await asyncio.gather(
+            tickets.redeem(ticket, "peer"), keys.revoke(asked.id), return_exceptions=True
+        )
+        assert isinstance(redeemed, Unauthorized)
+        assert all(key.revoked_at for key in keys.list())
+
+    run(tmp_path, test)
+
+
 def test_a_key_of_a_ticket_cannot_be_made_to_last(tmp_path: Path) -> None:
     async def test(keys: Keys, tickets: Tickets, clock: Clock) -> None:
         child = await child_of(keys, tickets, await keys.make("ada"))
@@ -260,7 +273,10 @@ def test_keys_of_tickets_are_forgotten_when_they_have_ended(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(tmp_path_factory.mktemp("local"), rules=Rules(no_dashboard="is switched off"))
+    running = Running(
+        tmp_path_factory.mktemp("local"),
+        rules=Rules(no_dashboard="is switched off (dashboard.enabled)"),
+    )
     yield running
     running.close()
 
