@@ -51,7 +51,7 @@ interface Input {
 export class Attachment implements AsyncIterableIterator<Uint8Array>, AsyncDisposable {
   /** Once all of the output was read and the program has ended. */
   exitCode: number | null = null;
-  /** Of the next byte that is read. It jumps if older output was dropped while nobody read it. */
+  /** Of the next byte that is read. It jumps if older output was dropped before it was read. */
   offset: number;
 
   readonly #abort = new AbortController();
@@ -150,7 +150,7 @@ export class Attachment implements AsyncIterableIterator<Uint8Array>, AsyncDispo
     return this.transport.hasSockets && this.#refusals < REFUSALS;
   }
 
-  /** Of what was received, including what nobody has read yet. */
+  /** Of what was received, including what has not been read yet. */
   get #received(): number {
     return this.offset + this.#queued;
   }

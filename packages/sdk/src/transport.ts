@@ -22,7 +22,7 @@ export interface ServerOptions {
   fetch?: typeof fetch;
   /**
    * What `attach` connects with. Without it, the runtime's own WebSocket, unless `fetch` is given;
-   * where there is none, as in Node 20, `attach` goes over HTTP.
+   * in a runtime without one, such as Node 20, `attach` goes over HTTP.
    */
   webSocket?: new (url: string, protocols?: string[]) => Socket;
 }

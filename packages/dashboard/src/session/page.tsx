@@ -105,7 +105,7 @@ interface KnownProps {
 function Known({ sandbox, info, accept, reload }: KnownProps) {
   const rests = hasEnded(info) || sleeps(info);
   const asked = TABS.find((tab) => tab.id === route.value[2])?.id;
-  // It stays when the sandbox falls asleep or wakes: nobody is led to another part by that.
+  // It stays when the sandbox falls asleep or wakes: the user must not end up in another part.
   const [first] = useState<TabId>(rests || !mayRun.value ? 'journal' : 'terminal');
   const tab = asked ?? first;
   // A part that was opened stays as it is while another is shown.

@@ -267,7 +267,7 @@ def find(
 ) -> ClusterAddress:
     """Find the cluster. `context` and `namespace` take the place of those of the kubeconfig.
 
-    Raises BackendUnavailable if there is none (the error says where we looked), or if a
+    Raises BackendUnavailable if no cluster is found (the error says where we looked), or if a
     kubeconfig cannot be used.
     """
     if namespace and not NAMESPACE.fullmatch(namespace):
