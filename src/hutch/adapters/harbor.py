@@ -174,20 +174,20 @@ class HutchEnvironment(BaseEnvironment):
             user=None if who is None or self._has_one_user else str(who),
             timeout=timeout_sec,
         )
-        done: Result | None = None
+        result: Result | None = None
         try:
             async with stream:
                 async for item in stream:
                     if isinstance(item, Result):
-                        done = item
+                        result = item
                     elif tell and isinstance(item, Chunk):
                         await tell(item.text, item.stream)
         except NotFound as exc:
             return ExecResult(stdout="", stderr=f"{exc}\n", return_code=127)
-        assert done is not None
-        if done.timed_out:
+        assert result is not None
+        if result.timed_out:
             raise RuntimeError(f"the command was killed after {timeout_sec} seconds")
-        return ExecResult(stdout=done.stdout, stderr=done.stderr, return_code=done.exit_code)
+        return ExecResult(stdout=result.stdout, stderr=result.stderr, return_code=result.exit_code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         await self.box.files.upload(source_path, target_path)

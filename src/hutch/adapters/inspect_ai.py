@@ -156,7 +156,7 @@ class HutchSandboxEnvironment(SandboxEnvironment):
         try:
             with _errors_of_inspect():
                 argv = await fitted(self.box, cmd)
-                done = await collected(
+                outcome = await collected(
                     self.box, argv, limit, cwd=cwd, env=env, user=user, stdin=input, timeout=timeout
                 )
         except NotFound as exc:
@@ -165,15 +165,15 @@ class HutchSandboxEnvironment(SandboxEnvironment):
             if user is None:
                 raise
             raise SandboxUserUnsupportedError(str(exc)) from exc
-        if done.result is None:
+        if outcome.result is None:
             raise OutputLimitExceededError(
                 SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR,
-                _text(max(done.stdout, done.stderr, key=len)[:limit]),
+                _text(max(outcome.stdout, outcome.stderr, key=len)[:limit]),
             )
-        if done.result.timed_out:
+        if outcome.result.timed_out:
             raise TimeoutError(f"the command was killed after {timeout} seconds")
-        code = done.result.exit_code
-        return ExecResult(code == 0, code, _text(done.stdout), _text(done.stderr))
+        code = outcome.result.exit_code
+        return ExecResult(code == 0, code, _text(outcome.stdout), _text(outcome.stderr))
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
         with _errors_of_inspect(), _errors_of_files():

@@ -230,10 +230,10 @@ class HutchSandboxSession(BaseSandboxSession):
         stdin: bytes | None = None,
     ) -> ExecResult:
         try:
-            done = await collected(
+            outcome = await collected(
                 self.box, argv, MOST_OUTPUT, cwd=self._cwd, user=user, stdin=stdin, timeout=timeout
             )
-            if done.result is None:
+            if outcome.result is None:
                 raise InvalidRequest(
                     f"it printed more than {MOST_OUTPUT >> 20} MiB, and was stopped: "
                     "send the output to a file"
@@ -244,10 +244,12 @@ class HutchSandboxSession(BaseSandboxSession):
             return ExecResult(stdout=b"", stderr=f"{exc}\n".encode(), exit_code=126)
         except HutchError as exc:
             raise _no_transport(argv, exc) from exc
-        if done.result.timed_out:
+        if outcome.result.timed_out:
             raise ExecTimeoutError(command=argv, timeout_s=timeout)
         return ExecResult(
-            stdout=bytes(done.stdout), stderr=bytes(done.stderr), exit_code=done.result.exit_code
+            stdout=bytes(outcome.stdout),
+            stderr=bytes(outcome.stderr),
+            exit_code=outcome.result.exit_code,
         )
 
     @property

@@ -119,13 +119,13 @@ class HutchWorkspaceBackend:
         limit = self._output_limit
         with _unavailable_when_gone():
             try:
-                done = await collected(box, command, limit, env=env, timeout=timeout)
+                outcome = await collected(box, command, limit, env=env, timeout=timeout)
             except NotFound as exc:
                 return CommandResult(exit_code=MISSING_PROGRAM, stdout="", stderr=f"{exc}\n")
             except InvalidRequest as exc:
                 raise ValueError(str(exc)) from exc
-        stdout, stderr = _text(done.stdout), _text(done.stderr)
-        if done.result is None:
+        stdout, stderr = _text(outcome.stdout), _text(outcome.stderr)
+        if outcome.result is None:
             raise WorkspaceOutputLimitError(
                 f"the command printed more than {limit} bytes and was killed: "
                 "have it print less, or write to a file",
@@ -133,10 +133,10 @@ class HutchWorkspaceBackend:
                 stdout=stdout,
                 stderr=stderr,
             )
-        if done.result.timed_out:
+        if outcome.result.timed_out:
             message = f"the command was killed after {timeout:g} seconds"
             raise WorkspaceTimeoutError(message, stdout=stdout, stderr=stderr)
-        return CommandResult(exit_code=done.result.exit_code, stdout=stdout, stderr=stderr)
+        return CommandResult(exit_code=outcome.result.exit_code, stdout=stdout, stderr=stderr)
 
     async def read_bytes(self, path: str) -> bytes:
         async with self._file(path) as box:

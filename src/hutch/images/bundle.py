@@ -232,9 +232,9 @@ def _write_methods(bundle: Bundle) -> None:
     try:
         ran = subprocess.run(argv, env={}, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as exc:
-        said = getattr(exc, "stderr", b"").decode(errors="replace").strip()[-500:]
+        stderr = getattr(exc, "stderr", b"").decode(errors="replace").strip()[-500:]
         where = bundle.path.parent
-        raise BackendUnavailable(f"Python does not run from {where}: {said or exc}") from exc
+        raise BackendUnavailable(f"Python does not run from {where}: {stderr or exc}") from exc
     (bundle.path / METHODS).write_bytes(ran.stdout)
     (bundle.path / METHODS).chmod(0o644)
 

@@ -203,13 +203,13 @@ def _explained(output: list[str], url: str, revision: str, code: int) -> HutchEr
             f"the certificate of {host} is not trusted: for an internal CA, set GIT_SSL_CAINFO or "
             "SSL_CERT_FILE to its file"
         )
-    if found := re.search(
+    if match := re.search(
         r"(Could not resolve \w+|Failed to connect|Connection \w+|[\w ]{0,80}timed out"
         r"|Proxy CONNECT|Operation too slow|Empty reply|Couldn't connect)[^:\n]*",
         text,
     ):
         return BackendUnavailable(
-            f"{host} cannot be reached ({found[0].strip()}); with HUTCH_GIT_HOSTS= in the "
+            f"{host} cannot be reached ({match[0].strip()}); with HUTCH_GIT_HOSTS= in the "
             "environment, packages from git are left out"
         )
     if re.search(r"find remote ref|not our ref|unadvertised|Needed a single revision", text) or (

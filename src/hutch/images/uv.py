@@ -105,7 +105,7 @@ def pip_install(
     seen = confinement(env, [folder, cache], readable, [folder], BOUNDS, growing)
     argv = [uv, "pip", "install", "--python", str(base_interpreter()), *options]
     report(Progress("resolving"))
-    said, sizes, meter = [], dict[str, int](), _Meter(cache, folder)
+    output, sizes, meter = [], dict[str, int](), _Meter(cache, folder)
     progress = Progress("resolving")
     with ExitStack() as stack:
         if not chosen:
@@ -113,14 +113,14 @@ def pip_install(
         # Started in /, as uv would read the settings of a project around its working directory.
         process, lines = stack.enter_context(started([*argv, *words], env, lock, seen))
         for line in lines:
-            said += [line] if line else []
+            output += [line] if line else []
             after = _after(progress, line, sizes)
             after = replace(after, written=meter.measure(after.stage))
             if after != progress or not line:
                 progress = after
                 report(progress)
     if process.returncode:
-        raise _explained(said, process.returncode, version)
+        raise _explained(output, process.returncode, version)
 
 
 def _after(now: Progress, line: str, sizes: dict[str, int]) -> Progress:
@@ -278,10 +278,12 @@ _REASONS = [
 ]  # fmt: skip
 
 
-def _explained(said: list[str], code: int, version: str) -> HutchError:
+def _explained(output: list[str], code: int, version: str) -> HutchError:
     """The error for uv's output. Its message names the package or host that failed, if known."""
-    told = [line for line in said if not line.startswith(("Using ", "Resolved ", "warning: "))]
-    text = re.sub(r"[\s×╰─▶├│]+", " ", " ".join(told)).strip().removeprefix("error: ")
+    messages = [
+        line for line in output if not line.startswith(("Using ", "Resolved ", "warning: "))
+    ]
+    text = re.sub(r"[\s×╰─▶├│]+", " ", " ".join(messages)).strip().removeprefix("error: ")
     if mismatch := re.search(r"Hash mismatch for `([^`]+)`", text):
         name, place, _ = mismatch[1].partition(" @ ")
         if place:
@@ -307,9 +309,9 @@ def _explained(said: list[str], code: int, version: str) -> HutchError:
         return BackendUnavailable("uv is set to work offline, and its cache lacks a package")
     why = text.partition("cause: ")[2] or text
     for pattern, message in _REASONS:
-        found = re.search(pattern, text)
-        if found:
-            parts = {name: value for name, value in found.groupdict().items() if value}
+        match = re.search(pattern, text)
+        if match:
+            parts = {name: value for name, value in match.groupdict().items() if value}
             if "file" in parts:
                 parts["what"] = parts["file"].partition(" @ ")[0]
             # In a long chain of reasons, the one that matched may not be the decisive one.

@@ -121,15 +121,15 @@ def saved_box(top: Path) -> Iterator[SavedBox]:
                     "another run is using the saved box of this project: wait until it has ended"
                 )
             folder.mkdir(mode=0o700, exist_ok=True)
-            kept = SavedBox(folder)
+            saved = SavedBox(folder)
         except OSError as exc:
             raise BackendUnavailable(
                 f"{folder} cannot be used ({exc.strerror}); set HUTCH_DATA_DIR"
             ) from exc
         try:
-            yield kept
+            yield saved
         finally:
-            if not kept.state.parts:
+            if not saved.state.parts:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -35,31 +35,31 @@ def read_setup_py(files: ProjectFiles) -> Setup | None:
     text = files.text("setup.py", LARGEST_SCRIPT)
     if text is None:
         return None
-    found = Setup("setup.py")
+    setup = Setup("setup.py")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is odd in it is for its author
             tree = ast.parse(text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_setup(node)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        found.computed.append("install_requires")
-        return found
+        setup.computed.append("install_requires")
+        return setup
     if not calls:
-        found.computed.append("install_requires")
+        setup.computed.append("install_requires")
     names = _constants(tree)
     for word in (word for call in calls for word in call.keywords):
         try:
             if word.arg == "install_requires":
-                found.requires = _texts(word.value, names)
+                setup.requires = _texts(word.value, names)
             elif word.arg == "extras_require":
-                found.extras = _tables(word.value, names)
+                setup.extras = _tables(word.value, names)
             elif word.arg == "python_requires":
-                found.python = _text(word.value, names)
+                setup.python = _text(word.value, names)
             elif word.arg is None:  # setup(**arguments)
                 raise _NotLiteral
         except _NotLiteral:
-            found.computed.append(word.arg or "install_requires")
-    return found
+            setup.computed.append(word.arg or "install_requires")
+    return setup
 
 
 def _is_setup(call: ast.Call) -> bool:

@@ -82,17 +82,17 @@ async def glob(
     """Find files by a pattern for their paths, the most recently changed first."""
     where = await place(ctx, path)
     try:
-        found = await ctx.box.files.glob(
+        paths = await ctx.box.files.glob(
             pattern, where, kind="file", gitignore=not ignored, newest=True
         )
     except NotFound:
         raise NotFound(f"there is no {shown(where)}. {await similar(ctx, where)}") from None
     if ".git" not in pattern:
-        found = _without_git(ctx, where, found)
-    if "[" in pattern and not found:
+        paths = _without_git(ctx, where, paths)
+    if "[" in pattern and not paths:
         hint = "[ begins a set of characters: for one that is itself a [, write [[]"
         return Answer(f"(nothing found; {hint})", details={"found": 0})
-    return _listing(ctx, found, limit)
+    return _listing(ctx, paths, limit)
 
 
 def _without_git(ctx: ToolContext, where: str, found: Sequence[str]) -> list[str]:

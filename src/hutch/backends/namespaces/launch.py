@@ -61,16 +61,16 @@ def become(
         files = frozenset(body.pop("files"))
         root = body.pop("root", None)
         root = Imported(**root) if root else None
-        wanted = plan(image, limits, mounts=mounts, files=files, root=root, **body)
+        box_plan = plan(image, limits, mounts=mounts, files=files, root=root, **body)
         if sync.recv(1) != b"m":
             os._exit(1)
         sync.close()
         # Not before: the id maps of a process can be written only while it is dumpable.
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
-        lower = len(fds) - wanted.layers
-        count = lower - len(wanted.attach)
+        lower = len(fds) - box_plan.layers
+        count = lower - len(box_plan.attach)
         host, passed_fds = (guest, listener), (fds[count:lower], fds[lower:])
-        _become_box(wanted, program, host, status, fds[4], fds[5:count], passed_fds, calls)
+        _become_box(box_plan, program, host, status, fds[4], fds[5:count], passed_fds, calls)
     except BaseException as exc:
         status.send(f"fork: {exc}".encode())
     os._exit(1)

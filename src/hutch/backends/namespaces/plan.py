@@ -364,9 +364,9 @@ def uid_of(user: str, *, ranged: bool) -> int:
     `ranged`: the box has a range of uids. Raises InvalidRequest if the user is unknown, reserved,
     or needs such a range.
     """
-    known = {"user": USER, "root": 0, "nobody": 65534}
-    if user in known:
-        uid = known[user]
+    uids = {"user": USER, "root": 0, "nobody": 65534}
+    if user in uids:
+        uid = uids[user]
     elif user.isascii() and user.isdigit() and len(user) < 6 and int(user) < 65534:
         uid = int(user)
     else:

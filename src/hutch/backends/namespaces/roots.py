@@ -76,11 +76,11 @@ def request_for(root: Root, user: str, *, ranged: bool) -> dict[str, object]:
     else:
         uid_of(user, ranged=False)
         who, is_own = DEFAULT, False
-    known = [who, *(entry for entry in users if entry.name != who.name)]
-    names = {entry.name for entry in known}
-    known += [entry for entry in (ROOT, DEFAULT, NOBODY, GUEST) if entry.name not in names]
+    entries = [who, *(entry for entry in users if entry.name != who.name)]
+    names = {entry.name for entry in entries}
+    entries += [entry for entry in (ROOT, DEFAULT, NOBODY, GUEST) if entry.name not in names]
     have = {group.gid for group in groups}
-    groups += [GroupEntry(entry.name, entry.gid) for entry in known if entry.gid not in have]
+    groups += [GroupEntry(entry.name, entry.gid) for entry in entries if entry.gid not in have]
     return {
         "layers": list(files.layers),
         "user": who.name,
@@ -89,7 +89,7 @@ def request_for(root: Root, user: str, *, ranged: bool) -> dict[str, object]:
         "env": {k: v for k, v in root.env if is_own or k not in _PERSONAL},
         "files": {
             **{path: OWN_FILES[path] for path in _REPLACED},
-            "/etc/passwd": "".join(entry.line for entry in known),
+            "/etc/passwd": "".join(entry.line for entry in entries),
             "/etc/group": "".join(group.line for group in groups),
         },
     }

@@ -226,16 +226,16 @@ class Registry:
             raise Unauthorized(
                 f"{self._reference.host} asks for an unsupported kind of authentication"
             )
-        said = dict(_PARAMETER.findall(rest))
-        realm = said.get("realm", "")
+        parameters = dict(_PARAMETER.findall(rest))
+        realm = parameters.get("realm", "")
         check_hop(self._url, realm)
-        asked = {"service": said.get("service", "")}
-        asked["scope"] = said.get("scope") or f"repository:{self._reference.path}:pull"
+        query = {"service": parameters.get("service", "")}
+        query["scope"] = parameters.get("scope") or f"repository:{self._reference.path}:pull"
         headers = {"User-Agent": "hutch"}
         if basic:
             headers["Authorization"] = f"Basic {basic}"
         with self._web.get(
-            f"{realm}{'&' if '?' in realm else '?'}{urlencode(asked)}", headers
+            f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}", headers
         ) as a:
             return f"Bearer {_token(self._good(a).body(MAX_TOKEN))}"
 
