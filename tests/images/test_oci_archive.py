@@ -341,14 +341,14 @@ def test_a_disk_that_is_nearly_full_is_left_alone(
 FULL = """
 import os, subprocess, sys
 from hutch.errors import NoSpace
-from hutch.images.oci import archive, kept
+from hutch.images.oci import archive, store
 from hutch.images.oci.reference import parse
 folder, options, path = sys.argv[1:]
 subprocess.run(["mount", "-t", "tmpfs", "-o", options, "hutch-test", folder], check=True)
 os.environ["HUTCH_DATA_DIR"] = folder + "/data"
 try:
     with archive.open_archive(archive.Path(path), parse("mine")) as source:
-        kept.bring(source, parse("mine"), lambda step: None)
+        store.bring(source, parse("mine"), lambda step: None)
 except NoSpace as exc:
     print(exc)
 print([name for _, _, names in os.walk(folder + "/data") for name in names])
@@ -369,6 +369,7 @@ def test_a_full_disk_is_named_and_nothing_of_the_image_stays_on_it(
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     if "mount: " in done.stderr:
         need("namespaces", done.stderr)
+    assert not done.returncode, done.stderr
     said, left = done.stdout.splitlines()
     assert said.startswith(f"no room for this image on the disk of {disk}/data (256 MiB and ")
     assert left == "[]"

@@ -290,7 +290,7 @@ def test_a_full_disk_is_said_and_nothing_is_kept(
     disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], check=True)
     try:
-        refused(server, name, 507, "is full")
+        refused(server, name, 507, "no room for this image")
         assert left_in(data) == []
     finally:
         subprocess.run(["umount", str(disk)], check=True)
