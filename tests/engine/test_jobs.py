@@ -199,6 +199,19 @@ def test_a_follower_goes_on_at_its_byte_with_the_next_host(tmp_path: Path) -> No
     with_hosts(tmp_path, work)
 
 
+def test_a_follower_that_knows_more_is_not_told_it_again(tmp_path: Path) -> None:
+    async def work(hosts: Hosts) -> None:
+        job = hosts.now.job(await start(hosts.now, "read x; printf 0123456789"))
+        following = await job.follow(None, 4)
+        first = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0)  # it waits for output now
+        await job.send(b"\n")
+        items = [await first, *[item async for item in following]]
+        assert b"".join(item.data for item in items if isinstance(item, Chunk)) == b"456789"
+
+    with_hosts(tmp_path, work)
+
+
 def test_an_offset_that_is_not_kept_is_told(tmp_path: Path) -> None:
     async def work(hosts: Hosts) -> None:
         id = await start(hosts.now, "head -c 40000000 /dev/zero")
