@@ -41,7 +41,7 @@ type FileFields<N extends Operation> = Omit<Fields<N>, 'session'>;
 export class Files {
   constructor(
     private readonly transport: Transport,
-    private readonly at: { session: string } | { workspace: string },
+    private readonly at: { session: string } | { workspace: string; owner?: string },
   ) {}
 
   /**

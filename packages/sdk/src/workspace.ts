@@ -15,8 +15,8 @@ export class Workspace {
   readonly #at: { workspace: string; owner?: string };
 
   /**
-   * With an admin key, `owner` may be another one. `info`, `export` and `remove` are about theirs
-   * then; everything else is about your own workspace of that name.
+   * With an admin key, `owner` may be another one. `files`, `info`, `export` and `remove` are about
+   * theirs then; `create` and `import` make your own workspace of that name.
    */
   constructor(
     readonly name: string,
@@ -24,7 +24,7 @@ export class Workspace {
   ) {
     this.#transport = new Transport(options);
     this.#at = { workspace: name, owner };
-    this.files = new Files(this.#transport, { workspace: name });
+    this.files = new Files(this.#transport, this.#at);
   }
 
   /** Make it, empty; `quota` is in bytes. Throws Conflict if there is one of this name. */

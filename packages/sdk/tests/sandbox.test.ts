@@ -289,6 +289,21 @@ test('a workspace outlives sessions', async () => {
   await copy.remove();
 });
 
+test('an admin works with the files of another owner', async () => {
+  const server = new Server();
+  const key = await server.makeKey('zoe');
+  const hers = new Workspace('drafts', { apiKey: key.key! });
+  await hers.files.write('plan.txt', 'one');
+  const seen = new Workspace('drafts', { owner: 'zoe' });
+  assert.equal(await seen.files.read('plan.txt'), 'one');
+  await seen.files.write('plan.txt', 'two');
+  assert.equal(await hers.files.read('plan.txt'), 'two');
+  await assert.rejects(new Workspace('drafts').files.read('plan.txt'), NotFound);
+  await assert.rejects(new Workspace('drafts', { apiKey: key.key!, owner: 'me' }).files.list(), NotPermitted);
+  await seen.remove();
+  await server.revokeKey(key.id);
+});
+
 test('an operator sees and sets what the server has', async () => {
   const server = new Server();
   assert.equal((await server.health()).status, 'ok');

@@ -30,13 +30,7 @@ async function listAll(signal: AbortSignal): Promise<Info[]> {
 
 /** The workspace of an owner, and its files. */
 function workspaceOf(owner: string, id: string): Workspace {
-  const { fetch = globalThis.fetch, ...rest } = options();
-  const ofOwner: typeof fetch = (input, init) => {
-    const url = new URL(input instanceof Request ? input.url : input);
-    url.searchParams.set('owner', owner);
-    return fetch(url, init);
-  };
-  return new Workspace(id, owner === identity.peek()?.owner ? options() : { ...rest, fetch: ofOwner });
+  return new Workspace(id, { ...options(), owner: owner === identity.peek()?.owner ? undefined : owner });
 }
 
 export function Workspaces({ rest: [owner, id] }: { rest: string[] }) {
