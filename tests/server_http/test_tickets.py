@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from http_of_tests import Answer, Running, eventually, read_all
 
-from hutch.errors import Conflict, NotPermitted, Unauthorized
+from hutch.errors import Conflict, NotFound, NotPermitted, Unauthorized
 from hutch.server.keys import CONFIGURED, LOCAL, OPEN, OPERATOR, Caller, KeyExpired, Keys
 from hutch.server.quotas import RateLimited
 from hutch.server.rules import Rules
 from hutch.server.store import Store
-from hutch.server.tickets import KEY_SECONDS, TICKET_SECONDS, Tickets
+from hutch.server.tickets import KEY_SECONDS, TICKET_SECONDS, Previews, Tickets
 from hutch.serving import Key
 
 RIGHTS = ("owner", "scope", "images", "workspaces", "expires_at")
@@ -264,6 +264,26 @@ def test_keys_of_tickets_are_forgotten_when_they_have_ended(tmp_path: Path) -> N
         await keys.forget_temporary()
         assert [key.id for key in keys.list()] == [asked.id]
         assert child.key and keys.find(child.key) is None
+
+    run(tmp_path, test)
+
+
+def test_previews_of_a_key_that_is_forgotten_are_over_and_others_can_be_made(
+    tmp_path: Path,
+) -> None:
+    async def test(keys: Keys, tickets: Tickets, clock: Clock) -> None:
+        asked = await keys.make("ada")
+        child = await child_of(keys, tickets, asked)
+        previews = Previews(keys, lambda id: True, clock)
+        token = previews.make("a", 80, caller_of(keys, child)).path.split("/")[2]
+        assert previews.find(token, "").port == 80
+        # Revoked at the time of day, which was set back, so that it seems long ago.
+        await keys.revoke(child.id)
+        await keys.forget_temporary()
+        assert [key.id for key in keys.list()] == [asked.id]
+        with pytest.raises(NotFound):
+            previews.find(token, "")
+        assert previews.make("a", 80, caller_of(keys, asked)).path
 
     run(tmp_path, test)
 

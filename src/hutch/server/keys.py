@@ -462,8 +462,10 @@ class Keys:
         """Whether the key of a caller still opens what it did: not revoked, and not expired."""
         if caller.key is None:
             return self.is_open or caller.root != OPEN
-        key = self._keys[caller.key]
-        return key.id in self._digests and not self._has_expired(key) and not self._is_cut_off(key)
+        key = self._keys.get(caller.key)  # a temporary one may be forgotten by now
+        if key is None or key.id not in self._digests:
+            return False
+        return not self._has_expired(key) and not self._is_cut_off(key)
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the caller's key is revoked or expires.
