@@ -202,7 +202,12 @@ class Relays:
             async with asyncio.timeout(self._patience):
                 while True:
                     relay = await self._take_spare()
-                    if first := await _greet(relay):
+                    try:
+                        first = await _greet(relay)
+                    except BaseException:  # the time is over, or the caller has left
+                        relay.close()  # while it is open, the guest has a host
+                        raise
+                    if first:
                         relay.unread(first)
                         self._stock()
                         self._link = relay
@@ -228,7 +233,8 @@ class Relays:
                 await relay.write(command)
                 return
             except OSError:
-                self._spare = None
+                if self._spare is spare:  # else `connect` has taken it, and opened the next
+                    self._spare = None
                 relay.close()
                 await self._check(relay.complaint)
         raise BoxLost(f"box {self._box} is gone")
