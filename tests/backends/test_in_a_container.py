@@ -118,7 +118,7 @@ def test_without_them_a_run_names_those_that_are_missing(found: Found, name: str
 def test_without_them_the_doctor_names_them_once(found: Found, name: str) -> None:
     doctor = found(name)["doctor"]
     text = re.sub(r" \\\n +", " ", doctor["out"])
-    assert doctor["code"] == 1 and "No boxes here" in text
+    assert doctor["code"] == 1 and "Do not use boxes here" in text
     assert text.rstrip().endswith(f"\n  fix: docker run {CASES[name].lacks} IMAGE")
     assert text.count("docker run") == 1 and "sudo hutch" not in text
 

@@ -127,7 +127,7 @@ def test_what_is_missing_is_named_at_the_end_with_what_would_fix_it_once() -> No
               for name in ("mounts", "processes")]  # fmt: skip
     table = render(Report("x", "none", tuple(layers)), colour=False)
     assert table.splitlines()[-2:] == [
-        "No boxes here (grade none): mounts, processes missing.",
+        "Do not use boxes here (grade none): mounts, processes missing.",
         "  fix: sudo something",
     ]
     assert table.count("sudo something") == 1

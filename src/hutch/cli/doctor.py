@@ -176,7 +176,7 @@ def _summary(report: Report) -> str:
     missing = [lay.name for lay in report.layers if lay.required and lay.status is Status.MISSING]
     weak = [lay.name for lay in report.layers if lay.status is not Status.ACTIVE]
     if missing:
-        text = f"No boxes here (grade none): {', '.join(missing)} missing."
+        text = f"Do not use boxes here (grade none): {', '.join(missing)} missing."
     elif weak:
         text = f"Boxes can be made here (grade {report.grade}). Could be better: {', '.join(weak)}."
     else:
