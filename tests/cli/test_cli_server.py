@@ -443,6 +443,19 @@ def test_what_a_killed_server_left_is_ended_and_known_to_have_been(own: Served) 
     assert listed[made]["status"] == "destroyed"
 
 
+def test_settings_that_are_wrong_do_not_keep_what_is_left_from_being_ended(own: Served) -> None:
+    scope = own.data / "run/docker.yard"  # a server with containers was here
+    scope.parent.mkdir(mode=0o700)
+    scope.write_text("0" * 32)
+    config = own.data / "hutch.toml"
+    config.write_text("nonsense = 1\n")
+    engine = f"unix://{own.data}/engine.sock"
+    env = own.env | {"HUTCH_CONFIG": str(config), "DOCKER_HOST": engine}
+    said = own("stop", "--kill", env=env, code=125)
+    assert "engine.sock" in said and "nonsense" not in said  # the engine was asked
+    scope.unlink()
+
+
 def test_a_server_whose_card_is_broken_keeps_its_boxes(own: Served) -> None:
     own.begin()
     made = own.session()

@@ -148,7 +148,8 @@ async def _close_sessions(database: Path) -> None:
 
 async def _end_others(data: Path, name: str, one: str, many: str) -> None:
     """End what a server had made with another backend."""
-    cluster = load(data, {}).settings.cluster()
+    # Only then: settings that are wrong must not keep containers alive.
+    cluster = load(data).settings.cluster() if name == "kubernetes" else None
     backend = factory.backend(name, lasting=str(data / "run"), cluster=cluster)
     try:
         count = len(await backend.list())
