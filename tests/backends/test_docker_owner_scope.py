@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from hutch.backends.docker import owner_scope
+from hutch.backends.linux.folders import kept_name
+from hutch.errors import BackendUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +44,15 @@ def test_a_yard_whose_folder_was_tidied_away_has_no_boxes() -> None:
     made = owner_scope.of_process()
     os.rmdir(made.boxes)
     assert made.places() == []
+
+
+def test_a_scope_whose_maker_was_killed_before_it_wrote_its_name_gets_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    (folder / "name").touch(0o600)
+    name = kept_name(str(folder), "name")
+    assert kept_name(str(folder), "name") == name == (folder / "name").read_text()
+    assert kept_name(str(folder), "other") != name
+    (folder / "name").write_text(name[:20])
+    with pytest.raises(BackendUnavailable, match="is damaged"):
+        kept_name(str(folder), "name")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -66,13 +65,15 @@ def kept_name(folder: str, file: str) -> str:
     """
     os.close(open_folder(folder))
     path = os.path.join(folder, file)
-    with contextlib.suppress(FileExistsError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
-        os.write(fd, secrets.token_hex(16).encode())
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # another process may be about to write it
+        name = os.read(fd, 64).decode("ascii", "replace").strip()
+        if not name:  # new, or its maker was killed before it wrote
+            name = secrets.token_hex(16)
+            os.write(fd, name.encode())
+    finally:
         os.close(fd)
-    with open(path) as kept:
-        name = kept.read().strip()
     if not re.fullmatch("[0-9a-f]{32}", name):
         raise BackendUnavailable(f"{path} is damaged: remove it; earlier boxes are then lost")
     return name
