@@ -28,12 +28,12 @@ import pytest
 from docker_of_tests import BUSYBOX, DEBIAN, RUNTIME, Client, own_engine
 from hutch import factory, wire
 from hutch.backends.base import Spec
+from hutch.backends.contained import OWN
 from hutch.backends.docker import DockerBackend, bundled, owner_scope
 from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import HELPER, DockerEngine
 from hutch.backends.docker.images import Resolver
-from hutch.backends.docker.users import OWN
 from hutch.engine.link import Link
 from hutch.errors import (
     BackendUnavailable,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hutch.backends.base import Spec
+from hutch.backends.contained import OWN
 from hutch.backends.docker.config import EngineAddress
 from hutch.backends.docker.container import (
     ContainerImage,
@@ -30,7 +31,8 @@ from hutch.backends.docker.images import (
     repository_of,
 )
 from hutch.backends.docker.launch import no_runtime
-from hutch.backends.docker.users import BoxUser, FoundMount, give_away, open_mounts
+from hutch.backends.docker.users import BoxUser
+from hutch.backends.linux.mounts import FoundMount, give_away, open_mounts
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -422,8 +424,8 @@ def test_a_folder_is_given_away_whole_or_not_at_all(
     monkeypatch.setattr(os, "open", opens)
     with open_mounts((Mount(str(inner), "/workspace"),), (str(inner),)) as found:
         if code == errno.ENOENT:  # another process has removed it
-            assert give_away(found)[0].owner[0] == inner.stat().st_uid > 0
+            assert give_away(found, OWN)[0].owner[0] == inner.stat().st_uid > 0
         else:
             with pytest.raises(PermissionError):
-                give_away(found)
+                give_away(found, OWN)
             assert inner.stat().st_uid == 0

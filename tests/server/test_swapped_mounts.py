@@ -25,6 +25,7 @@ from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import DockerEngine
 from hutch.backends.linux.folders import open_source
+from hutch.backends.linux.mounts import open_mounts
 
 WHO = 4321  # whose the folders are: a container does not run as root
 
@@ -262,11 +263,11 @@ def test_a_place_that_a_link_of_the_image_leads_to_is_not_taken_on_trust(
             box = await made.start(Spec(image=BUSYBOX, mounts=(Mount(str(where.x), "/data"),)))
             assert isinstance(box, DockerBox)
             guest = box._record.guest
-            with users.open_mounts((Mount(str(where.x), "/data"),)) as found:
+            with open_mounts((Mount(str(where.x), "/data"),)) as found:
                 users.check_mounted(found, guest)
             for place in ("/proc/self/cwd", "/nowhere", "/tmp"):
                 with (
-                    users.open_mounts((Mount(str(where.x), "/a"),)) as (found,),
+                    open_mounts((Mount(str(where.x), "/a"),)) as (found,),
                     pytest.raises(InvalidRequest, match="may not be mounted"),
                 ):
                     users.check_mounted((replace(found, target=place),), guest)

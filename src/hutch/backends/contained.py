@@ -36,6 +36,7 @@ PRIVATE = "/run/hutch"
 HOME = "/home/user"
 ROOMS = {"/workspace": 0o755, HOME: 0o700, "/tmp": 0o1777, "/var/tmp": 0o1777}
 OWN = range(0x2000_0000, 0x3000_0000)  # user ids unused on any machine: one for each box
+OWN_OF_FEW = range(20_000, 60_000)  # the same, if a box can have 65,536 ids only
 
 GUEST_MEMORY = 32 * MiB
 GVISOR_MEMORY = 128 * MiB  # gVisor's kernel runs in the container's control groups

@@ -28,13 +28,14 @@ from hutch.backends.contained import (
     run_size,
 )
 from hutch.backends.linux.folders import MASKED_FILES, MASKED_FOLDERS, READ_ONLY
+from hutch.backends.linux.mounts import FoundMount
 from hutch.errors import InvalidRequest
 from hutch.types import Limits
 
 from .engine import Facts
-from .users import RESERVED, BoxUser, FoundMount
+from .users import BoxUser
 
-MEETING = RESERVED
+MEETING = "/.hutch-host"  # nothing else is mounted there: see `check_mounts`
 SOCKET = "sock"
 
 GUEST_PIDS = 64  # for the guest, its helpers and relays

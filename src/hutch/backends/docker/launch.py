@@ -11,7 +11,9 @@ from typing import Any
 
 import hutch
 from hutch.backends.base import ByteStream, Spec
-from hutch.backends.contained import BUNDLE, GuestConnector, Relays, RuntimeBundle
+from hutch.backends.contained import BUNDLE, OWN, GuestConnector, Relays, RuntimeBundle
+from hutch.backends.linux import mounts
+from hutch.backends.linux.mounts import FoundMount
 from hutch.errors import (
     BoxLost,
     Conflict,
@@ -28,7 +30,7 @@ from .container import ContainerImage, Surroundings
 from .engine import HELPER, DockerEngine, Facts, close_stream
 from .images import Resolver
 from .owner_scope import OwnerScope
-from .users import BoxUser, FoundMount, Users
+from .users import BoxUser, Users
 
 LAST_WORDS = 5  # seconds for a guest that failed to fail again, when we read its output
 FOREIGN = "bind source path does not exist"
@@ -82,7 +84,7 @@ async def launch(here: ReachedEngine, spec: Spec, image: ContainerImage, box: st
 async def _launch(
     here: ReachedEngine, facts: Facts, spec: Spec, image: ContainerImage, box: str
 ) -> Started:
-    with users.open_mounts(spec.mounts, spec.give, here.data) as found:
+    with mounts.open_mounts(spec.mounts, spec.give, here.data) as found:
         found = await _prepare(here, facts, spec, found)
         return await _launch_with(here, facts, spec, image, box, found)
 
@@ -261,7 +263,7 @@ async def _prepare(
             "for it cannot see what the box got: copy the files into the box"
         )
     async with here.giving:  # of two starts with the same folder, one gives it away
-        return await asyncio.to_thread(users.give_away, found)
+        return await asyncio.to_thread(mounts.give_away, found, OWN)
 
 
 def _who(
@@ -273,7 +275,7 @@ def _who(
     elif facts.is_rootless and any(m.owner[0] == os.getuid() for m in found if not m.read_only):
         return BoxUser(0, 0)  # outside of the container, this is the user who runs the engine
     else:
-        owner = users.owner_of_mounts(found, relaxed=relaxed)
+        owner = mounts.owner_of_mounts(found, relaxed=relaxed)
         if owner and facts.has_few_users:
             raise InvalidRequest(
                 "this engine gives user ids other numbers, so nothing of this machine can be "

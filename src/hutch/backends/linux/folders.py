@@ -30,7 +30,8 @@ MASKED_FOLDERS = ("acpi", "asound", "scsi", "driver", "pressure", "dynamic_debug
 READ_ONLY = ("sys", "bus", "fs", "irq", "tty")
 
 # A mount must not hide what isolates the box or runs in it.
-_RESERVED = ("/proc", "/sys", "/dev", "/.hutch", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+_RESERVED = ("/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64")
+_OURS = ("/.hutch", "/.hutch-host")  # the bundle, and the folder with a socket of the host
 
 
 def open_folder(path: str) -> int:
@@ -99,7 +100,9 @@ def check_mounts(mounts: tuple[Mount, ...]) -> None:
         target = mount.target
         if not target.startswith("/") or "\0" in target or os.path.normpath(target) != target:
             raise InvalidRequest(f"a mount's place in the box must be a plain path: {target!r}")
-        if target == "/" or any((target + "/").startswith(r + "/") for r in _RESERVED):
+        if target == "/" or any(
+            (target + "/").startswith(reserved + "/") for reserved in (*_RESERVED, *_OURS)
+        ):
             raise InvalidRequest(f"nothing can be mounted at {target} in a box")
         if target in seen:
             raise InvalidRequest(f"two mounts at {target}")
