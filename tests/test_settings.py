@@ -147,6 +147,7 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "defaults.cpu_limit": "0.5", "relax": "network,user",
         "tls.cert": "/etc/cert.pem", "tls.key": "/etc/key.pem", "keys.default_ttl": "30d",
         "keys.max_ttl": "52w", "workspace.quota_mode": "kernel", "kubernetes.bundle": "copy",
+        "kubernetes.volume_folder": "/mnt/hutch",
         "dashboard.enabled": "false", "dashboard.edit_settings": "true",
     }  # fmt: skip
     value = samples.get(key, "300")
@@ -226,6 +227,9 @@ def test_a_key_in_the_wrong_section_is_suggested_by_its_own_name(write: Write) -
       ":2: pool.images: data is not in allowed_images: host"),
      ("hutch.toml", "defaults.mem_limit_mb = 4\n", "memory must be at least 16 MiB"),
      ("hutch.toml", "limits.max.pids = 100\n", "defaults.pids_limit: more than limits.max.pids"),
+     ("hutch.toml", 'backend = "kubernetes"\nworkspace.quota_mode = "kernel"\n',
+      ":2: workspace.quota_mode: nodes do not see file systems that the server mounts"),
+     ("hutch.toml", 'kubernetes.volume_claim = "a/b"\n', "the name of an object of a cluster"),
      ("hutch.toml", 'mounts = ["/"]\n', ":1: mounts: callers could mount anything"),
      ("hutch.toml", 'data_dir = "here"\n', 'the absolute path of a folder, not "here"'),
      ("hutch.toml", "max_sessions = true\n", "a whole number from 1 up, not true"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -62,7 +63,7 @@ def backend(
 
 def _cluster_settings(env: Mapping[str, str]) -> ClusterSettings:
     """From the variables that are settings of a server, too."""
-    known = ("context", "namespace", "runtime_image", "bundle")
+    known = (field.name for field in fields(ClusterSettings))
     found = {name: env.get(f"HUTCH_KUBERNETES_{name.upper()}") for name in known}
     return ClusterSettings(**{name: value for name, value in found.items() if value})
 

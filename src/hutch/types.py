@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -178,6 +179,8 @@ class ClusterSettings:
     namespace: str = ""
     runtime_image: str = ""  # with the bundle, at a registry that the cluster pulls from
     bundle: str = "auto"  # how a Pod gets it: as an image volume, by a copy, or what works
+    volume_claim: str = ""  # a PersistentVolumeClaim in the namespace
+    volume_folder: str = ""  # of this machine: what the claim has
 
     BUNDLES: ClassVar[tuple[str, ...]] = ("auto", "image", "copy")
 
@@ -186,6 +189,16 @@ class ClusterSettings:
             raise InvalidRequest(
                 f"kubernetes bundle {self.bundle!r:.100}: there are {', '.join(self.BUNDLES)}"
             )
+        if self.volume_claim and not is_object_name(self.volume_claim):
+            raise InvalidRequest(
+                f"kubernetes volume claim {self.volume_claim!r:.100}: a name has a-z, 0-9, '-' and "
+                "'.', and begins and ends with a letter or digit"
+            )
+
+
+def is_object_name(name: str) -> bool:
+    """Whether an object of a cluster can have this name."""
+    return re.fullmatch("(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name, re.ASCII) is not None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hutch.backends.base import Spec, named
 from hutch.backends.contained import GUEST_MEMORY, GVISOR_MEMORY
+from hutch.backends.kubernetes.claim import ClaimMount, ClaimMounts
 from hutch.backends.kubernetes.pod import (
     FOR_LOADER,
     BundleImage,
@@ -25,6 +26,7 @@ from hutch.backends.kubernetes.pod import (
     policies,
     scope_label,
     user_of,
+    weaker_user,
 )
 from hutch.errors import InvalidRequest
 from hutch.guest.relay import RELAY
@@ -188,10 +190,56 @@ def test_a_user_can_be_a_number() -> None:
     assert "NPROC" not in orders(pod(user=PodUser(1000, 1000)))["limits"]
 
 
+WORKSPACE = (Mount("/data/workspaces/ada/thesis", "/workspace"),)
+CLAIMED = ClaimMounts(
+    "data", (ClaimMount("workspaces/ada/thesis", "/workspace", False, 20_001),), (20_001, 20_001)
+)
+
+
+def test_a_box_has_its_folder_of_a_claim_and_no_more_of_it() -> None:
+    made = pod(replace(SPEC, mounts=WORKSPACE), claimed=CLAIMED)
+    (claim,) = (v for v in made["spec"]["volumes"] if "persistentVolumeClaim" in v)
+    assert claim["persistentVolumeClaim"] == {"claimName": "data"}
+    mounts = [m for c in containers(made) for m in c["volumeMounts"] if m["name"] == claim["name"]]
+    assert mounts == [
+        {
+            "name": claim["name"],
+            "mountPath": "/workspace",
+            "subPath": "workspaces/ada/thesis",
+            "readOnly": False,
+        }
+    ], "and the container of relays has nothing of it"
+    places = [m["mountPath"] for m in made["spec"]["containers"][0]["volumeMounts"]]
+    assert places.count("/workspace") == 1
+    assert orders(made)["owners"] == {"/workspace": 20_001}
+    assert "/workspace" not in orders(made)["rooms"], "which is what a sleeping session keeps"
+
+
+def test_no_group_is_given_the_files_of_a_whole_claim() -> None:
+    made = pod(replace(SPEC, mounts=WORKSPACE), claimed=CLAIMED)
+    assert "fsGroup" not in made["spec"]["securityContext"]
+
+
+def test_a_box_with_a_workspace_runs_as_its_owner() -> None:
+    assert user_of(SPEC, (20_001, 20_002)) == PodUser(20_001, 20_002)
+    assert user_of(SPEC, (20_001, 0)) == PodUser(20_001, 20_001), "never with the group of root"
+    assert user_of(replace(SPEC, user="1000"), (20_001, 20_001)) == PodUser(1000, 1000)
+    assert user_of(replace(SPEC, relax=("user",)), (20_001, 20_001)) == PodUser(20_001, 20_001)
+    for owner in ((RELAY, 1), (1, RELAY)):
+        with pytest.raises(InvalidRequest, match="reserved"):
+            user_of(SPEC, owner)
+
+
+def test_a_box_whose_user_others_have_too_says_so() -> None:
+    assert weaker_user(USER) == ()
+    assert any("uid 1000 is not the box's own" in why for why in weaker_user(PodUser(1000, 1000)))
+    assert len(weaker_user(PodUser(1000, 1000))) == 2 and len(weaker_user(PodUser(0, 0))) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mounts": (Mount("/srv", "/srv"),)}, "cannot be mounted in a Pod"),
+        ({"mounts": (Mount("/srv", "/srv"),)}, "only folders of a claim"),
         ({"image": "a b"}, "not the name of an image"),
         ({"image": "-x"}, "not the name of an image"),
         ({"image": "x" * 600}, "not the name of an image"),

@@ -80,7 +80,7 @@ class Contained:
             "workdir": f"{ground}/work", "user": "user", "env": {"HOME": "/home/user"},
             "inherit": None, "rooms": [], "private": "/run/hutch",
             "limits": {"NPROC": 200, "NOFILE": 512}, "meeting": f"{ground}/sock",
-            "filter": True, "gain": False, "foreign": False, **orders,
+            "filter": True, "gain": False, "owners": {}, "foreign": False, **orders,
         }  # fmt: skip
         argv = bundle.command("hutch.guest.contained", json.dumps(wanted), at=str(bundle.path))
         self.process = subprocess.Popen(
@@ -372,6 +372,7 @@ def test_what_loses_its_parent_is_not_left_a_zombie(bundle: Bundle, ground: Path
     [
         ({"limits": {"NOTHING": 1}}, "orders: "),
         ({"private": "/proc/hutch"}, "private folder: No such file or directory"),
+        ({"owners": {"/": 12345}}, "volume: / belongs to user 0, and that of the server to 12345"),
     ],
 )
 def test_a_step_that_fails_ends_it_with_one_line_that_names_it(

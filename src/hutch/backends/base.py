@@ -95,6 +95,11 @@ class Backend(ABC):
     has_runtimes: ClassVar[bool] = False  # whether `runtime` and `relax` mean anything to it
     lasts: bool = False  # whether boxes can outlive it, to be adopted by the next one
 
+    @property
+    def plain_image(self) -> str:
+        """The image of boxes in which no program runs, only the guest."""
+        return self.default_image
+
     async def prepare(self, spec: Spec) -> None:
         """Do slow work ahead of the first such box, such as fetching its image.
 

@@ -10,6 +10,8 @@ ORDERS is JSON, which every process of the box can read:
     inherit   null; or, where the engine does not tell the host which variables an image has,
               prefixes of names: programs also get all others that we were started with
     rooms     folders on the disk of the box
+    owners    {} or, where the engine would make a folder that is missing, the user id that each
+              folder of the host must have, by its path
     private   a folder to create for files of kept shells, on a writable file system
     limits    rlimits of programs, by name: {"NPROC": 256}
     meeting   path of the host's socket; null: the host connects by relay (see below)
@@ -121,6 +123,7 @@ def _steps(settings: dict[str, Any], config: GuestConfig) -> list[tuple[str, Cal
     """The steps in order. Each relies on the ones before it."""
     return [
         ("bundle", _check_bundle),
+        ("volume", lambda: _check_owners(settings["owners"])),
         ("private folder", lambda: os.makedirs(settings["private"], 0o700, exist_ok=True)),
         ("limits", lambda: _limit_ourselves(settings["foreign"])),
         ("name", lambda: _prctl(PR_SET_NAME, b"hutch-guest")),
@@ -140,6 +143,13 @@ def _check_bundle() -> None:
     over = [path for path in mountpoints if path.startswith(os.fsencode(sys.prefix) + b"/")]
     if over:
         raise OSError(errno.EPERM, f"{os.fsdecode(over[0])} is hidden: the image has a link there")
+
+
+def _check_owners(owners: dict[str, int]) -> None:
+    for path, owner in owners.items():
+        if (found := os.stat(path).st_uid) != owner:
+            message = f"{path} belongs to user {found}, and that of the server to {owner}"
+            raise OSError(errno.ENOENT, f"{message}: the claim is not what the server has there")
 
 
 def _limit_ourselves(foreign: bool) -> None:

@@ -181,7 +181,8 @@ class WorkspaceFiles:
                 await self.end(min(idle, key=lambda id: self._open[id].last_used), "destroyed", "")
 
     async def _start(self, id: str, place: Path, owner: str) -> Lifecycle:
-        o = op.OpenSession(limits=LIMITS, idle=IDLE, idle_hibernate=None)
+        image = self._backend.plain_image
+        o = op.OpenSession(image, limits=LIMITS, idle=IDLE, idle_hibernate=None)
         workspace = os.path.realpath(place)
         request = await make_box_request(o, self._backend, None, workspace=workspace)
         ready = await start(self._backend, request, turn=self._starts.turn(owner))

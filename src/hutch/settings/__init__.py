@@ -27,6 +27,7 @@ from .values import (
     FILE,
     FOLDER,
     IMAGE,
+    OBJECT_NAME,
     SECONDS,
     SECRET,
     SIZE,
@@ -269,6 +270,19 @@ class Settings:
         "how a Pod gets that: as an image volume, by a copy, or what the cluster can do",
         sample='"copy"',
     )
+    kubernetes_volume_claim: str | None = _set(
+        optional(OBJECT_NAME),
+        None,
+        "a PersistentVolumeClaim in that namespace, which has the workspaces; empty: there are "
+        "none",
+        sample='"hutch-data"',
+    )
+    kubernetes_volume_folder: Path | None = _set(  # noqa: RUF009  # as above
+        optional(FOLDER),
+        None,
+        "the folder of this machine that the claim has; empty: data_dir",
+        sample='"/mnt/hutch"',
+    )
 
     workspace_quota: int | None = _set(
         optional(SIZE),
@@ -323,6 +337,8 @@ class Settings:
             namespace=self.kubernetes_namespace or "",
             runtime_image=self.kubernetes_runtime_image or "",
             bundle=self.kubernetes_bundle,
+            volume_claim=self.kubernetes_volume_claim or "",
+            volume_folder=str(self.kubernetes_volume_folder or self.data_dir),
         )
 
     def rules(self) -> Rules:
@@ -495,6 +511,8 @@ def contradictions(settings: Settings) -> Iterator[tuple[str, str]]:
     ):
         if getattr(settings, default) > getattr(settings, most):
             yield key_of(default), f"more than {key_of(most)}"
+    if settings.backend == "kubernetes" and settings.workspace_quota_mode == "kernel":
+        yield "workspace.quota_mode", "nodes do not see file systems that the server mounts"
     for folder in settings.mounts:
         if folder == Path(os.sep):
             yield "mounts", "callers could mount anything of this machine: name single folders"

@@ -18,7 +18,7 @@ from typing import Generic, Literal, TypeVar
 from hutch.client.parse import check_key, parse_size
 from hutch.errors import InvalidRequest
 from hutch.server.times import parse_duration, show_duration
-from hutch.types import MiB
+from hutch.types import MiB, is_object_name
 
 T = TypeVar("T")
 TextT = TypeVar("TextT", bound=str)
@@ -142,6 +142,12 @@ def _secret(value: object) -> str:
     return secret
 
 
+def _object_name(value: object) -> str:
+    if not is_object_name(name := _text(value)):
+        raise ValueError
+    return name
+
+
 def _image(value: object) -> str:
     if not isinstance(value, str) or not _IMAGE.fullmatch(value.strip()):
         raise ValueError
@@ -236,6 +242,10 @@ SECRET = Kind("at least 8 ASCII letters, digits and signs, without spaces", _sec
 IMAGE = Kind("the name of an image, such as host or python", _image)
 FOLDER = Kind("the absolute path of a folder", _folder)
 FILE = Kind("the absolute path of a file", _folder)
+OBJECT_NAME = Kind(
+    "the name of an object of a cluster: a-z, 0-9, '-' and '.'",
+    _object_name,
+)
 ADDRESS = Kind("an address and a port, such as 127.0.0.1:8080 or [::1]:8080", _address)
 COUNTS = Kind(
     "images, and how many boxes of each",

@@ -150,6 +150,7 @@ def _orders(
         "meeting": f"{MEETING}/{SOCKET}" if around.connector == "meeting" else None,
         "filter": not gains and "seccomp" not in spec.relax,
         "gain": gains,
+        "owners": {},  # see check_mounted
         "foreign": facts.grade(spec.runtime) == "gvisor",
     }
 

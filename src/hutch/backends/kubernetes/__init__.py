@@ -42,6 +42,7 @@ from .box import (
     remove,
     start_pod,
 )
+from .claim import ClaimMounts, find_mounts
 from .cluster import KubernetesCluster, Pod, PodWatch, Refused
 from .pod import (
     MANAGED,
@@ -55,6 +56,7 @@ from .pod import (
     policies,
     scope_label,
     user_of,
+    weaker_user,
 )
 
 CLOSE_TIMEOUT = 60  # seconds; a cluster that takes longer hangs
@@ -109,13 +111,18 @@ class KubernetesBackend(Backend):
         self._settings = settings or ClusterSettings()
         self._bundle, self._lasting = bundle, lasting
         self._here: ReachedCluster | None = None
-        self._reaching = asyncio.Lock()
+        self._reaching, self._giving = asyncio.Lock(), asyncio.Lock()
         self._boxes: dict[str, KubernetesBox] = {}
         self._folders: list[str] = []
         self._launching: set[asyncio.Future[StartedPod]] = set()
         self._errands: set[asyncio.Task[None]] = set()
         self._owner = os.getpid()  # a forked child must not end our boxes
         self._closed = self._swept = False
+
+    @property
+    def plain_image(self) -> str:
+        """That with our runtime, which every node has that has a box."""
+        return self._settings.runtime_image or self.default_image
 
     async def start(self, spec: Spec, id: str | None = None) -> Box:
         name = named(id)
@@ -140,17 +147,21 @@ class KubernetesBackend(Backend):
         return box
 
     async def _launch(self, here: ReachedCluster, spec: Spec, name: str) -> StartedPod:
-        user, isolation = user_of(spec), await self._isolation(here, spec.runtime)
-        degraded = () if "network" in spec.relax else here.degraded
+        claimed = await self._claimed(here, spec)
+        user, isolation = user_of(spec, claimed.owner), await self._isolation(here, spec.runtime)
+        network = () if "network" in spec.relax else here.degraded
+        degraded = (*network, *weaker_user(user))
+
+        def wanted() -> dict[str, object]:
+            return body(spec, name, here.scope, user, here.bundle, isolation, degraded, claimed)
+
         try:
-            wanted = body(spec, name, here.scope, user, here.bundle, isolation, degraded)
-            pod = await start_pod(here.cluster, here.watch, wanted, name, here.scope)
+            pod = await start_pod(here.cluster, here.watch, wanted(), name, here.scope)
         except NoImageVolumes:
             if self._settings.bundle != "auto":
                 raise
             here.bundle = _by_copy(here.bundle)
-            wanted = body(spec, name, here.scope, user, here.bundle, isolation, degraded)
-            pod = await start_pod(here.cluster, here.watch, wanted, name, here.scope)
+            pod = await start_pod(here.cluster, here.watch, wanted(), name, here.scope)
         relays = connector(here.cluster, here.watch, pod, name, here.bundle)
         try:
             return StartedPod(PodRecord.of(pod), relays, await relays.connect())
@@ -161,6 +172,14 @@ class KubernetesBackend(Backend):
             if why or isinstance(exc, BoxLost):
                 raise StartFailed(f"the box did not come up: {why or exc}") from None
             raise
+
+    async def _claimed(self, here: ReachedCluster, spec: Spec) -> ClaimMounts:
+        if not spec.mounts:
+            return ClaimMounts()
+        async with self._giving:  # of two starts with the same folder, one gives it away
+            claimed = await asyncio.to_thread(find_mounts, spec, self._settings)
+        await _check_claim(here.cluster, claimed.claim)
+        return claimed
 
     async def _isolation(self, here: ReachedCluster, runtime: str) -> Grade:
         if not runtime:
@@ -236,6 +255,7 @@ class KubernetesBackend(Backend):
             here.bundle,
             self.start,
             lambda box: name_of(here.scope, box.id),
+            self._settings.volume_claim,
         )
 
     async def leave(self) -> None:
@@ -369,6 +389,27 @@ async def _close_network(cluster: KubernetesCluster) -> tuple[str, ...]:
     except Refused:
         return (NETWORK_UNSEEN,)
     return (NETWORK_UNKNOWN,)
+
+
+async def _check_claim(cluster: KubernetesCluster, name: str) -> None:
+    """Raises BackendUnavailable if no Pod can have this claim.
+
+    One that waits for its volume may get it when a Pod asks for it.
+    """
+    try:
+        claim = await cluster.claim(name)
+    except Refused:
+        return  # then the cluster says it later, of the Pod
+    except NotFound:
+        raise BackendUnavailable(
+            f"namespace {cluster.namespace} has no PersistentVolumeClaim {name!r}: "
+            "kubernetes.volume_claim has to name one there"
+        ) from None
+    if claim.status.phase == "Lost" or claim.metadata.deletion_timestamp:
+        raise BackendUnavailable(
+            f"PersistentVolumeClaim {name!r} in namespace {cluster.namespace} "
+            + ("is being deleted" if claim.metadata.deletion_timestamp else "has lost its volume")
+        )
 
 
 async def _last_words(here: ReachedCluster, pod: Pod) -> str:

@@ -228,7 +228,7 @@ async def start_pod(
         created = await _create_again(cluster, watch, body, box, scope)
     try:
         _check_kept(body, created)
-        return await _running(watch, created)
+        return await _running(cluster, watch, created)
     except BaseException:
         await asyncio.shield(remove(cluster, watch, created))
         raise
@@ -258,7 +258,7 @@ class NoImageVolumes(StartFailed):
     """The bundle has to be copied."""
 
 
-async def _running(watch: PodWatch, pod: Pod) -> Pod:
+async def _running(cluster: KubernetesCluster, watch: PodWatch, pod: Pod) -> Pod:
     began = time.monotonic()
     seen = pod
 
@@ -276,8 +276,9 @@ async def _running(watch: PodWatch, pod: Pod) -> Pod:
             if why := _unschedulable(seen):
                 raise NoCapacity(f"no node of the cluster can take the box: {why}") from None
             if time.monotonic() - began > START_TIMEOUT - 1:
+                state = _state(seen) + await _warning(cluster, seen)
                 raise StartFailed(
-                    f"the box was not up after {START_TIMEOUT:g} seconds: {_state(seen)}"
+                    f"the box was not up after {START_TIMEOUT:g} seconds: {state}"
                 ) from None
             continue
         if found is None:
@@ -328,6 +329,14 @@ def _state(pod: Pod) -> str:
         if (detail := container.state.waiting)
     ]
     return "; ".join(waiting)[:1000] or pod.status.phase or "its node says nothing"
+
+
+async def _warning(cluster: KubernetesCluster, pod: Pod) -> str:
+    """What the cluster last warned of: a volume that cannot be mounted is in no state of a Pod."""
+    with contextlib.suppress(HutchError):  # we may not see it, and have something to say without
+        if warnings := await cluster.warnings(pod):
+            return f" ({warnings[-1].reason}: {warnings[-1].message})"[:1000]
+    return ""
 
 
 def box_of(pod: Pod, scope: str) -> str | None:

@@ -167,6 +167,22 @@ class RuntimeClass(msgspec.Struct):
     handler: str
 
 
+class ClaimStatus(msgspec.Struct, rename="camel"):
+    phase: str = ""
+    access_modes: list[str] | None = None
+
+
+class Claim(msgspec.Struct):
+    """A PersistentVolumeClaim."""
+
+    metadata: Metadata
+    status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)
+
+
+class EventList(msgspec.Struct):
+    items: list[StateDetail]
+
+
 class ReviewStatus(msgspec.Struct):
     allowed: bool
 
@@ -326,6 +342,19 @@ class KubernetesCluster:
             "POST", path, body, verb="create", what="selfsubjectaccessreviews"
         )
         return answer.decode(AccessReview).status.allowed
+
+    async def claim(self, name: str) -> Claim:
+        path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims/{name}"
+        answer = await self._call("GET", path, verb="get", what="persistentvolumeclaims")
+        return answer.decode(Claim)
+
+    async def warnings(self, pod: Pod) -> list[StateDetail]:
+        """What else the cluster has to say about a Pod, oldest first."""
+        fields = f"involvedObject.uid={pod.metadata.uid},type=Warning"
+        query = urlencode({"fieldSelector": fields, "limit": str(PAGE)})
+        path = f"/api/v1/namespaces/{self.namespace}/events?{query}"
+        answer = await self._call("GET", path, verb="list", what="events")
+        return answer.decode(EventList).items
 
     async def runtime_class(self, name: str) -> RuntimeClass:
         path = f"/apis/node.k8s.io/v1/runtimeclasses/{name}"

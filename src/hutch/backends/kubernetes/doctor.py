@@ -13,7 +13,7 @@ import msgspec
 
 from hutch.backends.base import Box, Spec
 from hutch.backends.contained import BUNDLE
-from hutch.errors import BackendUnavailable, HutchError
+from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status
 
 from .cluster import KubernetesCluster
@@ -90,8 +90,12 @@ async def report(
     bundle: BundleImage,
     start: Start,
     pod_of: Callable[[Box], str],
+    claim: str = "",
 ) -> Report:
-    """Check the cluster. `start` starts a box, and `pod_of` names its Pod."""
+    """Check the cluster. `start` starts a box, and `pod_of` names its Pod.
+
+    `claim`: the PersistentVolumeClaim with the workspaces, if there is one.
+    """
     layers = [
         Layer(
             "cluster",
@@ -101,6 +105,8 @@ async def report(
         await _rights(cluster, "rights", NEEDED, required=True),
         await _rights(cluster, "rights on network", WANTED, required=False),
     ]
+    if claim:
+        layers.append(await _workspaces(cluster, claim))
 
     async def look(spec: Spec) -> Look:
         box = await start(spec)
@@ -157,6 +163,21 @@ async def _rights(
         return Layer(name, Status.ACTIVE, f"may {listed}", required=required)
     fix = f"a Role in namespace {cluster.namespace} that allows this"
     return Layer(name, Status.MISSING, f"may not {', '.join(missing)}", fix, required)
+
+
+async def _workspaces(cluster: KubernetesCluster, name: str) -> Layer:
+    try:
+        claim = await cluster.claim(name)
+    except NotFound:
+        fix = f"a claim in namespace {cluster.namespace}, or another kubernetes.volume_claim"
+        return Layer("workspaces", Status.MISSING, f"no claim {name}", fix, required=False)
+    except HutchError as exc:
+        return Layer("workspaces", Status.DEGRADED, str(exc), required=False)
+    modes = ", ".join(claim.status.access_modes or ())
+    text = f"claim {name}: {claim.status.phase} {modes}".rstrip()
+    if claim.status.phase == "Bound":
+        return Layer("workspaces", Status.ACTIVE, text, required=False)
+    return Layer("workspaces", Status.DEGRADED, text, "a volume for it", required=False)
 
 
 def _judge(found: Look, how: HowBundle) -> list[Layer]:

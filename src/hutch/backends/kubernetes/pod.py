@@ -38,6 +38,8 @@ from hutch.errors import InvalidRequest
 from hutch.guest.relay import RELAY
 from hutch.types import Grade, MiB
 
+from .claim import ClaimMount, ClaimMounts
+
 BOX_CONTAINER, DOOR_CONTAINER = "box", "door"
 MANAGED, SCOPE, NETWORK = "app.kubernetes.io/managed-by", "hutch.dev/scope", "hutch.dev/network"
 OURS = "hutch"  # what manages our Pods
@@ -100,13 +102,17 @@ def name_of(scope: str, box: str) -> str:
     return "hutch-" + hashlib.sha256(f"{scope}\0{box}".encode()).hexdigest()[:40]
 
 
-def user_of(spec: Spec) -> PodUser:
-    """The user that a box runs as.
+def user_of(spec: Spec, owner: tuple[int, int] | None = None) -> PodUser:
+    """The user that a box runs as. `owner`: of what is mounted writable.
 
     Raises InvalidRequest for a name, as a cluster does not tell which users an image has, and for
     a user that a box may not be.
     """
     if spec.user == "user":
+        if owner and RELAY in owner:
+            raise InvalidRequest(f"id {RELAY} is reserved: give the folder to another user")
+        if owner:
+            return PodUser(owner[0], owner[1] or owner[0])
         if "user" in spec.relax:
             return PodUser(0, 0)
         uid = secrets.choice(OWN)
@@ -127,6 +133,16 @@ def user_of(spec: Spec) -> PodUser:
     return PodUser(uid, gid)
 
 
+def weaker_user(user: PodUser) -> tuple[str, ...]:
+    """What is weaker for a user that other Pods may have, too."""
+    if user.is_own:
+        return ()
+    return (
+        *((f"user ids: uid {user.uid} is not the box's own",) if user.uid else ()),
+        "limits: processes are not counted, as other boxes may have their user",  # see _orders
+    )
+
+
 def body(
     spec: Spec,
     box: str,
@@ -135,20 +151,24 @@ def body(
     bundle: BundleImage,
     isolation: Grade,
     degraded: tuple[str, ...] = (),
+    claimed: ClaimMounts | None = None,
 ) -> dict[str, object]:
     """The body of the create call. `isolation`: what the runtime of the spec gives.
 
-    Raises InvalidRequest if a Pod cannot do what the spec says.
+    `claimed`: the mounts of the spec, as `find_mounts` found them. Raises InvalidRequest if a Pod
+    cannot do what the spec says.
     """
-    _check(spec)
+    claimed = claimed or ClaimMounts()
+    mounts = claimed.mounts
+    _check(spec, claimed)
     relaxed: set[str] = set(spec.relax)
-    orders = json.dumps(_orders(spec, user, isolation))
+    orders = json.dumps(_orders(spec, user, isolation, claimed))
     if len(orders) > MAX_ORDERS:
         raise InvalidRequest("the workdir of the box is too long")
     guest = bundle.command("hutch.guest.contained", orders, at=BUNDLE)
     memory = spec.limits.memory + (GUEST_MEMORY if isolation == "ns" else GVISOR_MEMORY)
     disk = SCRATCH + (spec.limits.disk_size if "writable-root" in relaxed else 0)
-    rooms = _rooms(spec)
+    rooms = _rooms(spec, {mount.target for mount in mounts})
     is_open = "network" in relaxed
     found: dict[str, object] = {
         "os": {"name": "linux"},
@@ -164,7 +184,8 @@ def body(
             "runAsNonRoot": bool(user.uid),
             "runAsUser": user.uid,
             "runAsGroup": user.gid,
-            "fsGroup": user.gid,
+            # A kubelet would give this group all files of a claim, whatever is mounted of it.
+            **({} if mounts else {"fsGroup": user.gid}),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": [*_copying(bundle, user), _door(bundle)],
@@ -189,6 +210,7 @@ def body(
                         {"name": "etc", "mountPath": f"/etc/{n}", "subPath": n, "readOnly": True}
                         for n in ("passwd", "group")
                     ),
+                    *map(_claim_mount, mounts),
                 ],
             }
         ],
@@ -199,6 +221,7 @@ def body(
                 for name, _, size in rooms
             ),
             {"name": "etc", "downwardAPI": {"items": [_item("passwd"), _item("group")]}},
+            *([_claim_volume(claimed.claim)] if mounts else ()),
         ],
     }
     if not is_open:
@@ -263,12 +286,9 @@ def digest_of(image_id: str) -> str | None:
     return digest if is_of_registry and _DIGEST.fullmatch(digest) else None
 
 
-def _check(spec: Spec) -> None:
-    if spec.mounts:
-        raise InvalidRequest(
-            "folders of this machine, workspaces included, cannot be mounted in a Pod: copy the "
-            "files into the box"
-        )
+def _check(spec: Spec, claimed: ClaimMounts) -> None:
+    if [mount.target for mount in spec.mounts] != [mount.target for mount in claimed.mounts]:
+        raise InvalidRequest("only folders of a claim can be mounted in a Pod")
     if not _IMAGE.fullmatch(spec.image):
         raise InvalidRequest(f"{spec.image!r:.200} is not the name of an image")
     if spec.runtime and not _RUNTIME.fullmatch(spec.runtime):
@@ -284,15 +304,17 @@ def _image(spec: Spec) -> str:
     return spec.image
 
 
-def _orders(spec: Spec, user: PodUser, isolation: Grade) -> dict[str, object]:
+def _orders(spec: Spec, user: PodUser, isolation: Grade, claimed: ClaimMounts) -> dict[str, object]:
     """See guest/contained.py."""
+    owners = {mount.target: mount.owner for mount in claimed.mounts}
     gains = "new-privileges" in spec.relax
     return {
         "workdir": spec.workdir,
         "user": spec.user,
         "env": {"HOME": HOME},
         "inherit": list(NOT_OF_IMAGE),
-        "rooms": list(ROOMS),
+        "rooms": [path for path in ROOMS if path not in owners],
+        "owners": owners,
         "private": PRIVATE,
         "limits": program_limits(spec.limits, is_own=user.is_own),
         "meeting": None,
@@ -388,10 +410,23 @@ def _bundle_volume(bundle: BundleImage) -> dict[str, object]:
     return {"name": "bundle", "emptyDir": {"sizeLimit": str(BUNDLE_SIZE)}}
 
 
-def _rooms(spec: Spec) -> list[tuple[str, str, int]]:
+def _claim_mount(mount: ClaimMount) -> dict[str, object]:
+    return {
+        "name": "claim",
+        "mountPath": mount.target,
+        "subPath": mount.sub_path,
+        "readOnly": mount.read_only,
+    }
+
+
+def _claim_volume(claim: str) -> dict[str, object]:
+    return {"name": "claim", "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _rooms(spec: Spec, taken: set[str]) -> list[tuple[str, str, int]]:
     """Name, path and size of each folder in memory. They count as memory of the box."""
     sizes = {
-        **room_sizes(spec.limits, ROOMS),
+        **room_sizes(spec.limits, [path for path in ROOMS if path not in taken]),
         "/run": run_size(spec.limits),
         "/dev/shm": spec.limits.shared_memory,
     }
