@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_a_file_system_of_its_own_is_not_on_the_claim(data: Path) -> None:
             found(thesis, data)
     finally:
         subprocess.run(["umount", thesis], check=True)
+
+
+@needs_root
+def test_a_volume_that_does_not_let_root_give_files_away_is_named(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object, **more: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chown", refused)
+    with pytest.raises(BackendUnavailable, match=r"ada/thesis cannot be given.*no_root_squash"):
+        found(data / "workspaces/ada/thesis", data)
 
 
 def test_the_name_of_a_claim_is_a_name() -> None:

@@ -58,7 +58,14 @@ def find_mounts(spec: Spec, settings: ClusterSettings) -> ClaimMounts:
         )
     with open_mounts(spec.mounts, spec.give) as opened:
         paths = [_sub_path(mount, settings) for mount in opened]
-        found = give_away(opened, OWN_OF_FEW)
+        try:
+            found = give_away(opened, OWN_OF_FEW)
+        except OSError as exc:
+            raise BackendUnavailable(
+                f"{opened[0].source} cannot be given a user of its own ({exc.strerror}): let the "
+                "volume take root for root (NFS: no_root_squash), or an ordinary user run the "
+                "server"
+            ) from None
     owner = None
     if spec.user == "user":  # else the caller chose a user, and with it what the box may write to
         owner = owner_of_mounts(found, relaxed="user" in spec.relax)
