@@ -7,6 +7,8 @@ import base64
 import json
 import os
 import stat
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -295,3 +297,12 @@ def test_a_plugin_that_does_not_end_is_ended(
         if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
             break
         time.sleep(0.05)
+
+
+def test_who_has_contacted_no_cluster_has_not_loaded_what_it_takes() -> None:
+    script = (
+        "import sys, hutch.backends.kubernetes\n"
+        "late = {'httpcore', 'h11', 'websockets', 'yaml', 'cryptography'}\n"
+        "assert not late & sys.modules.keys(), late & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

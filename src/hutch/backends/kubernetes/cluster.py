@@ -12,10 +12,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
-import httpcore
 import msgspec
 
 from hutch.errors import (
@@ -30,6 +29,11 @@ from hutch.errors import (
 
 from .address import ClusterAddress
 from .exec import HandshakeRefused, PodStreams, open_exec
+
+if TYPE_CHECKING:
+    # Loaded with the first request: with the library of WebSockets, it takes longer to load than
+    # all of this package.
+    import httpcore
 
 PATIENCE = 60.0  # seconds for a cluster that is away, for what must not be given up at once
 ANSWER = 30.0  # seconds for one answer
@@ -411,6 +415,8 @@ class KubernetesCluster:
     async def _request(
         self, method: str, path: str, body: dict[str, object] | None
     ) -> httpcore.Request:
+        import httpcore
+
         access = await self.address.access()
         headers = [*access.headers, ("Accept", "application/json"), ("Host", self.address.netloc)]
         content = msgspec.json.encode(body) if body is not None else b""
@@ -428,6 +434,8 @@ class KubernetesCluster:
         )
 
     async def _connections(self) -> httpcore.AsyncConnectionPool:
+        import httpcore
+
         if self._is_closed:
             raise BackendUnavailable("the backend was closed")
         tls = (await self.address.access()).tls
@@ -443,6 +451,8 @@ class KubernetesCluster:
 
     @contextlib.contextmanager
     def _in_our_words(self) -> Iterator[None]:
+        import httpcore
+
         try:
             yield
         except (

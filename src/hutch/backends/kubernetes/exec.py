@@ -10,17 +10,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidState, InvalidStatus
-from websockets.frames import Frame, Opcode
-from websockets.typing import Subprotocol
-from websockets.uri import parse_uri
 
 from .address import Access, ClusterAddress
 
-PROTOCOL = Subprotocol("v5.channel.k8s.io")
+if TYPE_CHECKING:
+    from websockets.client import ClientProtocol  # loaded with the first program
+
+PROTOCOL = "v5.channel.k8s.io"
 STDIN, STDOUT, STDERR, STATUS, CLOSED = 0, 1, 2, 3, 255
 READ_SIZE = 1 << 18
 PIECE = 1 << 16  # bytes of one message
@@ -43,6 +42,10 @@ class ProgramStatus(msgspec.Struct):
 
 async def open_exec(address: ClusterAddress, access: Access, path: str) -> PodStreams:
     """Raises HandshakeRefused for any answer but a WebSocket, and OSError without one."""
+    from websockets.client import ClientProtocol
+    from websockets.typing import Subprotocol
+    from websockets.uri import parse_uri
+
     server_name = address.server_name if access.tls else None
     reader, writer = await asyncio.open_connection(
         address.host,
@@ -56,7 +59,7 @@ async def open_exec(address: ClusterAddress, access: Access, path: str) -> PodSt
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         uri = parse_uri("ws" + address.server.removeprefix("http") + path)
-        protocol = ClientProtocol(uri, subprotocols=[PROTOCOL], max_size=None)
+        protocol = ClientProtocol(uri, subprotocols=[Subprotocol(PROTOCOL)], max_size=None)
         request = protocol.connect()
         for name, value in access.headers:
             request.headers[name] = value
@@ -82,6 +85,8 @@ class PodStreams:
         self._pinging: asyncio.Task[None] | None = None
 
     async def shake_hands(self) -> None:
+        from websockets.exceptions import InvalidStatus
+
         self._flush()
         while True:
             data = await self._reader.read(READ_SIZE)
@@ -123,6 +128,8 @@ class PodStreams:
         return self._received.pop(0)
 
     def _take(self, events: Sequence[object]) -> None:
+        from websockets.frames import Frame, Opcode
+
         for event in events:
             if not isinstance(event, Frame):
                 continue  # the answer to our request
@@ -147,6 +154,8 @@ class PodStreams:
                     self._received.append((found.message.encode(), True))
 
     async def send(self, data: bytes) -> None:
+        from websockets.exceptions import InvalidState
+
         view = memoryview(data)
         try:
             while view:
@@ -164,6 +173,8 @@ class PodStreams:
         self._writer.transport.abort()
 
     async def _ping(self) -> None:
+        from websockets.exceptions import InvalidState
+
         # What acknowledges them is TCP (see LOST), for not every connection is read all the time.
         with contextlib.suppress(OSError, InvalidState):
             while not self._writer.transport.is_closing():
