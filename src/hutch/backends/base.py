@@ -53,12 +53,16 @@ class Box(ABC):
     digest: str | None = None  # of its image, if that has one
     runtime: str = ""
     root: Root | None = None  # of its image: locked against removal while the box is in use
+    # Whether a connection to its guest may end while the box lives, because something carries it
+    # that may be restarted. If so, `connect` finds out; if not, the box has ended.
+    outlives_links: bool = False
 
     @abstractmethod
     async def connect(self) -> ByteStream:
-        """A connection to the guest. Raises BoxLost if the guest cannot be reached.
+        """A connection to the guest. Raises BoxLost if the box is gone, or its guest hangs.
 
-        There is one at a time: a new connection replaces the one before. The guest's shells,
+        Raises BackendUnavailable if what leads to the box is away, and the box may live. There is
+        one at a time: a new connection replaces the one before. The guest's shells,
         kernels and jobs do not notice.
         """
 
@@ -68,6 +72,10 @@ class Box(ABC):
         Each call replaces the deadline. It has no effect while a host is connected, nor for a
         backend whose boxes never outlive it. Raises BoxLost if the box is gone.
         """
+        return
+
+    def forget(self) -> None:
+        """Release what we hold of it, and leave it to the host that has it now."""
         return
 
     @abstractmethod

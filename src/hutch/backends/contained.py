@@ -321,6 +321,7 @@ class ContainedBox(Box):
         `first`: a connection to its guest that is already open.
         """
         self.id, self._connector, self.isolation = id, connector, isolation
+        self.outlives_links = isinstance(connector, Relays)  # an engine carries them
         self._gone = gone
         self._lasts, self._until = lasts, float("inf")
         self._first = first
@@ -370,6 +371,10 @@ class ContainedBox(Box):
             self._cut_off()
         self.forget()
         self._gone()
+
+    @property
+    def is_forgotten(self) -> bool:
+        return self._is_forgotten
 
     def forget(self) -> None:
         """Release everything that we hold of it, without ending it."""

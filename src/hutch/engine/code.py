@@ -33,6 +33,7 @@ from hutch.types import (
 
 from .check import code_of, env_of, functions_of, guest_field, name_of, path_of, seconds_of, text_of
 from .link import Link, with_deadline
+from .links import Links
 from .output import Output
 from .outputs import Outputs
 
@@ -42,17 +43,21 @@ class CodeRunner:
 
     def __init__(
         self,
-        link: Link,
+        links: Links,
         box: Box,
         outputs: Outputs,
         idle: wire.SetIdle,
         numbers: Iterator[int],
     ) -> None:
-        self._link, self._box, self._outputs = link, box, outputs
+        self._links, self._box, self._outputs = links, box, outputs
         self._idle: wire.SetIdle | None = idle  # None: the guest knows it
         self._numbers = numbers
-        self.calls = PendingCalls(link)
+        self.calls = PendingCalls(links)
         self.opened: dict[str, wire.StartKernel] = {}  # the request for each context
+
+    @property
+    def _link(self) -> Link:
+        return self._links.current
 
     # --- cells ------------------------------------------------------------------------
 
@@ -293,8 +298,8 @@ UNKNOWN_FUNCTION = ("NameError", "no function of this name was given to this cel
 class PendingCalls:
     """The calls from one box that wait for an answer."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, links: Links) -> None:
+        self._links = links
         self._open: dict[str, tuple[str, int]] = {}  # id → context, and the number it has there
 
     def __repr__(self) -> str:
@@ -338,9 +343,9 @@ class PendingCalls:
 
     async def reply(self, context: str, number: int, reply: bytes) -> None:
         if len(reply) <= wire.SHORT:
-            await self._link.ask(wire.ReplyToCall(context, number, reply.decode()))
+            await self._links.current.ask(wire.ReplyToCall(context, number, reply.decode()))
             return
-        async with self._link.call(wire.ReplyToCall(context, number)) as call:
+        async with self._links.current.call(wire.ReplyToCall(context, number)) as call:
             feeding = asyncio.create_task(call.feed(reply))
             try:
                 async for _ in call:

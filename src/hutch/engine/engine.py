@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hutch import operations as op
 from hutch.backends.base import Backend, Box
-from hutch.errors import BoxLost, InvalidRequest, TimedOut
+from hutch.errors import BoxLost, HutchError, InvalidRequest, TimedOut
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
 from hutch.types import BoxInfo, Hibernation, Report, Result, State, Stats
 
@@ -133,6 +133,9 @@ class Engine:
             return  # its user gets the error of the link, and closes it
         self._why_closed[id] = f"was closed: {why}"
         await self._close_session(op.CloseSession(id))
+
+    async def taken_over(self, id: str) -> HutchError | None:
+        return None
 
     async def _make_folder(self) -> Path:
         async with self._making_folder:  # all boxes share one

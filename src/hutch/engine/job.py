@@ -19,6 +19,7 @@ from hutch.errors import (
     CallerError,
     Conflict,
     GuestMisbehaved,
+    HutchError,
     InvalidRequest,
     NotFound,
     TimedOut,
@@ -27,6 +28,7 @@ from hutch.types import Chunk, Process, Result
 
 from .check import guest_field, seconds_of, whole_of
 from .link import GRACE, GuestCall, Link
+from .links import Links
 from .output import make_result
 from .outputs import Outputs
 from .survey import SurveyedJob
@@ -78,11 +80,11 @@ class Follower:
 
 class BackgroundJob:
     def __init__(
-        self, id: str, argv: tuple[str, ...], link: Link, outputs: Outputs, terminal: bool
+        self, id: str, argv: tuple[str, ...], links: Links, outputs: Outputs, terminal: bool
     ) -> None:
         self.id, self.output = id, outputs.of_program(id)
         self._outputs = outputs
-        self._argv, self._link, self._terminal = argv, link, terminal
+        self._argv, self._links, self._terminal = argv, links, terminal
         self._pid = 0
         self._began = time.monotonic()
         self._started_at = time.time()
@@ -106,7 +108,7 @@ class BackgroundJob:
 
     async def start(self, request: wire.Start) -> None:
         """Returns when the program runs; raises HutchError if it cannot be started."""
-        self._pid = guest_field(await self._link.ask(request), "pid", int)
+        self._pid = guest_field(await self._links.current.ask(request), "pid", int)
         self._attach()
 
     def go_on(self, surveyed: SurveyedJob) -> None:
@@ -124,23 +126,30 @@ class BackgroundJob:
     async def forget(self) -> None:
         """Let the guest forget it."""
         with contextlib.suppress(CallerError):
-            await self._link.ask(wire.Forget(self.id))
+            await self._links.current.ask(wire.Forget(self.id))
 
     def _attach(self) -> None:
         self._outputs.resume(self.output)
-        self._call = self._link.call(wire.Attach(self.id, self.output.total))
-        self._task = asyncio.create_task(self._collect(self._call))
+        call = self._call = self._call_on(self._links.current)
+        self._task = asyncio.create_task(self._collect(call))
+
+    def _call_on(self, link: Link) -> GuestCall:
+        return link.call(wire.Attach(self.id, self.output.total))
+
+    def go_on_with(self, link: Link) -> None:
+        """Continue on another link, after the last one broke."""
+        if self._call and not self.is_over:
+            # The guest sends again what was not read yet.
+            self._call.drop_unread()
+            self._call = self._call_on(link)
 
     async def _collect(self, call: GuestCall) -> None:
         try:
-            async for event in call:
-                if isinstance(event, wire.Data):
-                    await self._pass_on(self.output.take(event))
-                    continue
-                start = guest_field(event.body, "offset", int)
-                if not self.output.total <= start < MAX_TOTAL:
-                    raise GuestMisbehaved("the guest sent output from a wrong offset")
-                self.output.skip(start)
+            while not await self._collect_from(call):
+                link = await self._links.after(call.link)  # raises why there is none
+                if self._call is call:
+                    self.go_on_with(link)
+                call = self._call or call
             self._ending = _Ending.read(call.result)
             self._outputs.settle(self.output)
         except asyncio.CancelledError:
@@ -151,10 +160,27 @@ class BackgroundJob:
         finally:
             # Not `Outputs.settle`: the program may still run, and must not be evicted.
             self.output.settle()
-            call.close()
+            (self._call or call).close()
             self._over.set()
             for follower in self._followers:
                 follower.changed.set()
+
+    async def _collect_from(self, call: GuestCall) -> bool:
+        """False if its link ended before the program did."""
+        try:
+            async for event in call:
+                if isinstance(event, wire.Data):
+                    await self._pass_on(self.output.take(event))
+                    continue
+                start = guest_field(event.body, "offset", int)
+                if not self.output.total <= start < MAX_TOTAL:
+                    raise GuestMisbehaved("the guest sent output from a wrong offset")
+                self.output.skip(start)
+        except HutchError as exc:
+            if exc is not call.failure:
+                raise
+            return False
+        return True
 
     async def _pass_on(self, chunk: Chunk) -> None:
         for follower in list(self._followers):
@@ -242,17 +268,19 @@ class BackgroundJob:
         async with self._input_turn:
             if self._input_closed:
                 raise Conflict(f"the input of {self.id} was closed")
-            if self._call:
-                await self._call.send(data)
+            if call := self._call:
+                await call.send(data)
+                self._check_link(call)
 
     async def end_input(self) -> None:
         if self._terminal:
             await self.send(b"\x04")  # ^D: a terminal cannot be half-closed
             return
         async with self._input_turn:
-            if self._call and not self._input_closed:
+            if (call := self._call) and not self._input_closed:
+                self._check_link(call)
                 self._input_closed = True
-                self._call.end_input()
+                call.end_input()
 
     def signal(self, number: int) -> None:
         """Raises InvalidRequest for a number that is not a signal."""
@@ -265,10 +293,13 @@ class BackgroundJob:
         self._dying = True
         for follower in self._followers:
             follower.changed.set()
+        call = self._call
         self._tell(signal=9, tree=True)
         try:
             await asyncio.wait_for(self._over.wait(), GRACE)
         except TimeoutError:
+            if call:
+                self._check_link(call)
             raise BoxLost("the guest ignored a kill: close this box") from None
 
     def resize(self, columns: int, rows: int) -> None:
@@ -276,7 +307,13 @@ class BackgroundJob:
 
     def _tell(self, **body: object) -> None:
         if self._call:
+            self._check_link(self._call)
             self._call.tell(**body)
+
+    def _check_link(self, call: GuestCall) -> None:
+        """Raises what ended the link of a call, if it did before the program."""
+        if call.failure and not self.is_over:
+            raise call.failure
 
     async def stop(self) -> None:
         """Stop collecting output. The program keeps running."""

@@ -54,6 +54,13 @@ class SessionObserver(Protocol):
     async def end(self, id: str, status: State, why: str) -> None:
         """Close a session whose deadline has passed, or whose box is gone."""
 
+    async def taken_over(self, id: str) -> HutchError | None:
+        """Called when the link of a session broke, before it is connected to its box again.
+
+        An error: the session has another owner now. The observer has forgotten it, its box is left
+        as it is, and requests that are under way or waiting get this error. None: go on.
+        """
+
 
 class Lifecycle:
     def __init__(
@@ -69,6 +76,7 @@ class Lifecycle:
         unused_for: float = 0,
         not_woken: Callable[[str], object] = lambda why: None,
         not_saved: Callable[[str], object] = lambda why: None,
+        reconnected: Callable[[str, float], object] = lambda why, seconds: None,
         check_disk: Callable[[int], Awaitable[None]] | None = None,
         sealer: Sealer | None = None,
         changed: Callable[[], object] = lambda: None,
@@ -77,7 +85,8 @@ class Lifecycle:
 
         `not_woken` is called with the reason if a session cannot be woken; it stays asleep.
         `not_saved` is called with the reason if an idle session cannot be hibernated; it stays
-        awake. `check_disk` raises NoSpace if its owner may not save this many bytes more.
+        awake. `reconnected` is called with why its link broke, and for how long it had none.
+        `check_disk` raises NoSpace if its owner may not save this many bytes more.
         `sealer` encrypts the manifest, if that outlives this process. `expires` is a time of
         `since_boot()`. `changed` is called when its state or deadline has changed, but not at its
         end. `unused_for`: seconds since its last use when it was adopted.
@@ -86,7 +95,7 @@ class Lifecycle:
         self._session, self._saved = session, saved
         self._start, self.outputs, self._observer = start, outputs, observer
         self._not_woken, self._not_saved, self._sealer = not_woken, not_saved, sealer
-        self._changed = changed
+        self._reconnected, self._changed = reconnected, changed
         self._failed_wakes = 0  # in a row, because the state of a kernel could not be loaded
         self._check_disk = check_disk
         self._saving: Saved | None = None  # complete, and not recorded yet
@@ -106,6 +115,8 @@ class Lifecycle:
         self._last_used = since_boot() - unused_for
         self._expires = expires
         self._ending = False
+        self._lost: HutchError = BoxLost(f"box {info.id} was closed")
+        self._reconnecting = asyncio.Lock()
         self._moved = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()  # of boxes that are no longer needed
@@ -171,13 +182,13 @@ class Lifecycle:
         polls = isinstance(operation, op.GetVariables)
         session = await (self._already_awake() if polls else self._awake())
         with self._use(session, counts=not polls):
-            return await handler(session, operation)
+            return await session.links.carry(handler(session, operation))
 
     async def use(self, act: Callable[[Session], Awaitable[T]]) -> T:
         """As `perform`, for anything that is not an operation."""
         session = await self._awake()
         with self._use(session):
-            return await act(session)
+            return await session.links.carry(act(session))
 
     async def stream(
         self,
@@ -188,7 +199,7 @@ class Lifecycle:
     ) -> AsyncGenerator[ItemT, None]:
         """Carry out one operation, item by item. The box is in use until the stream is closed."""
         session = await self._awake()
-        first = await handler(session, operation)
+        first = await session.links.carry(handler(session, operation))
         return self._items(session, first, operation, handler)
 
     async def _items(
@@ -202,13 +213,18 @@ class Lifecycle:
     ) -> AsyncGenerator[ItemT, None]:
         if session is not self._session:  # it was hibernated before the first item was read
             session = await self._awake()
-            stream = await handler(session, operation)
+            stream = await session.links.carry(handler(session, operation))
         # A watch does not keep the session awake: it ends when the box is hibernated.
         using = nullcontext() if isinstance(operation, op.WatchFiles) else self._use(session)
+        link = session.link
         with using:
             try:
                 async for item in stream:
                     yield self._finished(item, operation)
+            except HutchError as exc:
+                if exc is not link.failure:
+                    raise
+                raise await session.links.fate(link) from exc
             finally:
                 await stream.aclose()
 
@@ -224,9 +240,13 @@ class Lifecycle:
         return cast(ItemT, replace(result, woke=woke)) if woke else item
 
     async def _awake(self) -> Session:
-        if self._session is None:
-            await self.wake()
-        return self._open_session()
+        while True:
+            if self._session is None:
+                await self.wake()
+            session = self._open_session()
+            if not session.links.is_broken:
+                return session
+            await session.links.working()
 
     async def _already_awake(self) -> Session:
         """Raises Conflict if it sleeps."""
@@ -238,7 +258,9 @@ class Lifecycle:
                 f"box {self._info.id} is asleep, and listing its variables does not wake it: run "
                 "something in it, or wake it first"
             )
-        return self._open_session()
+        session = self._open_session()
+        await session.links.working()
+        return session
 
     @contextmanager
     def _use(self, session: Session, counts: bool = True) -> Iterator[Session]:
@@ -255,7 +277,7 @@ class Lifecycle:
 
     def _open_session(self) -> Session:
         if self._session is None:
-            raise BoxLost(f"box {self._info.id} was closed")
+            raise self._lost
         return self._session
 
     # --- sleep --------------------------------------------------------------------------
@@ -263,8 +285,15 @@ class Lifecycle:
     async def hibernate(self) -> Hibernation:
         """Save everything, and close the box. If saving fails, the box is as it was.
 
-        Raises Conflict while something runs in it, SaveFailed, NoSpace and IncompatibleBox.
+        Raises Conflict while something runs in it, SaveFailed, NoSpace and IncompatibleBox, and
+        BackendUnavailable if the connection to the box breaks.
         """
+        if (session := self._session) is None:
+            return await self._hibernate()
+        await session.links.working()
+        return await session.links.carry(self._hibernate())
+
+    async def _hibernate(self) -> Hibernation:
         async with self._turn:
             if self._saved:
                 return self._saved.report
@@ -301,7 +330,8 @@ class Lifecycle:
                     saved.remove()
                 self._session = session
                 self._become("failed")
-                self._watch(self._watch_box(session))  # it may have died while it was saved
+                if session.link.failure:  # while it was saved, so that nobody cared for it
+                    self._watch(self._watch_box(session))
                 raise
             finally:
                 self._in_hand = self._saving = None
@@ -474,8 +504,9 @@ class Lifecycle:
         if self._session is self._too_old:
             return math.inf
         left = max(self._last_used + self._info.idle, self._not_before) - since_boot()
-        if left <= 0 and await _is_active(self._session):
-            # Nothing reports the end of such a program, so look again soon.
+        if left <= 0 and (self._session.links.is_broken or await _is_active(self._session)):
+            # Nothing reports the end of such a program, so look again soon. Without a link, nobody
+            # knows whether one runs.
             return min(self._info.idle, 1.0)
         return left
 
@@ -501,11 +532,44 @@ class Lifecycle:
             self._not_before = since_boot() + pause_after(self._sleepless)
 
     async def _watch_box(self, session: Session) -> None:
-        await session.link.over.wait()
-        if session.link.is_abandoned:
-            return  # the event loop is ending, which says nothing about the box
-        if self._session is session and not self._ending:
-            await self._end("crashed", f"its box died: {session.link.failure}")
+        """Get another link whenever one breaks, or end the session if its box is gone."""
+        while True:
+            link = session.link
+            await link.over.wait()
+            if link.is_abandoned:
+                return  # the event loop is ending, which says nothing about the box
+            if self._session is not session or self._ending:
+                return
+            try:
+                # If it was saved while the link broke, there are two of us.
+                async with self._reconnecting:
+                    if session.link is link:
+                        await self._reconnect(session)
+            except HutchError as exc:
+                session.links.end(exc)
+                if self._session is session and not self._ending:
+                    await self._end("crashed", f"its box died: {exc}")
+
+    async def _reconnect(self, session: Session) -> None:
+        """Raises HutchError if the box is gone, or cannot be used any more."""
+        why, began = session.link.failure, since_boot()
+        assert why
+        if not session.links.may_follow:
+            raise why
+        if error := await self._observer.taken_over(self._info.id):
+            await self._give_up(session, error)
+            return
+        await session.reconnect()
+        self._reconnected(str(why), since_boot() - began)
+
+    async def _give_up(self, session: Session, error: HutchError) -> None:
+        """Another owner has the session now: leave all of it to that."""
+        self._lost = error
+        self._stop_watching()
+        async with self._turn:
+            self._session = None
+            await session.leave(error)
+            session.box.forget()
 
     async def _end(self, status: State, why: str) -> None:
         self._ending = True

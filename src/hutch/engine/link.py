@@ -97,8 +97,12 @@ class Link:
         """Why this link is over, or None while it is up."""
         return self._failure
 
+    def hang_up(self, why: str) -> None:
+        """End it for a reason of ours. All calls fail with a BoxLost."""
+        self._end(BoxLost(why))
+
     async def close(self) -> None:
-        self._end(BoxLost("the box was closed"))
+        self.hang_up("the box was closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -212,6 +216,19 @@ class GuestCall:
     ) -> None:
         self.close()
 
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    @property
+    def failure(self) -> HutchError | None:
+        """What ended its link before it was answered."""
+        return self._failure
+
+    def drop_unread(self) -> None:
+        """Forget what has arrived and was not read, as it was not credited either."""
+        self._inbox.clear()
+
     def close(self) -> None:
         self._link.close_call(self._stream, cancel=not self._over)
         self._over = True
@@ -323,7 +340,8 @@ async def with_deadline(
 ) -> AsyncIterator[wire.Data | wire.Note]:
     """The events of a call until it is answered.
 
-    Kills the box and raises BoxLost if the guest ignores `timeout`.
+    Raises BoxLost if the guest ignores `timeout`, and kills the box; or hangs up, if the answer may
+    be stuck on its way: then another link shows whether the guest hangs.
     """
     # Only the time spent waiting for the guest counts, not that of a slow reader.
     left = None if timeout is None else timeout + GRACE
@@ -335,6 +353,9 @@ async def with_deadline(
         except StopAsyncIteration:
             return
         except TimeoutError:
+            if box.outlives_links:
+                call.link.hang_up("no word from the guest long after a deadline")
+                continue  # the call fails with that
             await box.kill()
             raise BoxLost("the guest ignored a deadline, and was killed") from None
         if left is not None:

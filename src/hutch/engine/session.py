@@ -50,9 +50,10 @@ from .check import (
 from .code import CodeRunner
 from .job import BackgroundJob, size_of
 from .link import GuestCall, Link, with_deadline
+from .links import Links, connect_again
 from .output import make_result
 from .outputs import Outputs
-from .survey import survey
+from .survey import BoxSurvey, survey
 
 KEPT_PROCESSES = 64
 PIECE = 1 << 20  # bytes of an output in one answer: they stay in memory for a slow reader
@@ -84,10 +85,11 @@ class Session:
     ) -> None:
         """`outputs` and `numbers` continue those of the session's last box."""
         self.info = info
-        self._box, self._link, self._outputs = box, link, outputs
+        self._box, self._outputs = box, outputs
+        self.links = links = Links(box, link)
         self.shells: dict[str, str | None] = {}  # that are open, and their users
-        self.files = BoxFiles(link)
-        self.code = CodeRunner(link, box, outputs, idle, numbers)
+        self.files = BoxFiles(links)
+        self.code = CodeRunner(links, box, outputs, idle, numbers)
         self._jobs: dict[str, BackgroundJob] = {}
         self._numbers = numbers
         self._undoing: set[asyncio.Task[None]] = set()
@@ -99,19 +101,37 @@ class Session:
 
     async def adopt(self) -> None:
         """Continue with a box that another process started."""
-        report = await survey(self._link)
+        self._take_over(await survey(self.link))
+        await self._prune()
+
+    async def reconnect(self) -> None:
+        """Get another link after the last one broke.
+
+        Tries until it is known whether the box lives. Raises BoxLost if it does not or if its guest
+        hangs, GuestMisbehaved and IncompatibleBox.
+        """
+        await self.link.close()
+        link, report = await connect_again(self._box)
+        self.links.replace(link)
+        for job in self._jobs.values():
+            job.go_on_with(link)
+        # What was started while the link broke, so that nobody was told.
+        self._take_over(report)
+
+    def _take_over(self, report: BoxSurvey) -> None:
         self.shells.update(report.shells)
         self.code.opened.update(report.contexts)
         for surveyed in sorted(report.jobs, key=lambda job: job.number):
+            if surveyed.id in self._jobs:
+                continue
             job = BackgroundJob(
-                surveyed.id, surveyed.argv, self._link, self._outputs, surveyed.terminal
+                surveyed.id, surveyed.argv, self.links, self._outputs, surveyed.terminal
             )
             self._jobs[surveyed.id] = job
             self._numbers.last = max(self._numbers.last, surveyed.number)
             job.go_on(surveyed)
         for name in (*report.shells, *report.contexts):
             self._numbers.last = max(self._numbers.last, _number_in(name))
-        await self._prune()
 
     async def close(self) -> None:
         """Kill the box. It is gone when this returns."""
@@ -121,26 +141,40 @@ class Session:
         for job in self._jobs.values():
             job.end()
 
-    async def leave(self) -> None:
-        """Close the link, and keep the box, for another process to `adopt`."""
-        await self._hang_up()
+    async def leave(self, why: HutchError | None = None) -> None:
+        """Close the link, and keep the box, for another process to `adopt`.
+
+        `why`: the error for requests that are under way.
+        """
+        await self._hang_up(why)
         self._box.root = None
         self._outputs.leave()
 
-    async def _hang_up(self) -> None:
+    async def _hang_up(self, why: HutchError | None = None) -> None:
         self.closed = True
+        self.links.end(why or BoxLost("the box was closed"))
         tasks = (self._watch, *self._undoing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(
             *tasks, *(job.stop() for job in self._jobs.values()), return_exceptions=True
         )
-        await self._link.close()
+        await self.link.close()
 
     async def _end_with_link(self) -> None:
-        """Kill the box once the guest hung up or broke the protocol."""
-        await self._link.over.wait()
-        if not self._link.is_abandoned:
+        """Kill the box once its link is over and no other will follow."""
+        link = self.link
+        while True:
+            await link.over.wait()
+            if link.failure and (link.is_abandoned or not self.links.may_follow):
+                self.links.end(link.failure)
+            if link.is_abandoned:
+                return
+            try:
+                link = await self.links.after(link)
+            except HutchError:
+                break
+        with contextlib.suppress(HutchError):  # `close` tries again
             await self._box.kill()
 
     @property
@@ -149,7 +183,7 @@ class Session:
 
     @property
     def link(self) -> Link:
-        return self._link
+        return self.links.current
 
     @property
     def running(self) -> list[BackgroundJob]:
@@ -192,7 +226,7 @@ class Session:
         output = self._outputs.new(o.keep)
         feeding: asyncio.Task[None] | None = None
         try:
-            async with self._link.call(request) as call:
+            async with self.link.call(request) as call:
                 if stdin is not None:
                     feeding = asyncio.ensure_future(call.feed(stdin))
                 async for event in with_deadline(call, self._box, o.timeout):
@@ -224,18 +258,18 @@ class Session:
     async def open_shell(self, o: op.OpenShell) -> str:
         name = f"shell-{next(self._numbers)}" if o.shell is None else name_of(o.shell)
         request = wire.StartShell(name, _cwd(o.cwd), env_of(o.env), user_of(o.user))
-        await self._link.ask(request)
+        await self.link.ask(request)
         self.shells[name] = o.user
         return name
 
     async def close_shell(self, o: op.CloseShell) -> None:
-        await self._link.ask(wire.EndShell(name_of(o.shell)))
+        await self.link.ask(wire.EndShell(name_of(o.shell)))
         self.shells.pop(o.shell, None)
 
     # --- ports ------------------------------------------------------------------------
 
     async def list_ports(self) -> list[Port]:
-        ports = guest_field(await self._link.ask(wire.Ports()), "ports", list)
+        ports = guest_field(await self.link.ask(wire.Ports()), "ports", list)
         try:
             return [Port(_port(port), str(address)[:64]) for port, address in ports]
         except (TypeError, ValueError, InvalidRequest):
@@ -246,7 +280,7 @@ class Session:
 
         Raises NotFound if nothing listens there, and InvalidRequest if it is not a port.
         """
-        return await Tunnel.open(self._link, _port(port))
+        return await Tunnel.open(self.link, _port(port))
 
     # --- all files at once ------------------------------------------------------------
 
@@ -258,7 +292,7 @@ class Session:
 
         Raises BoxLost if the process that packs it is killed.
         """
-        async with self._link.call(wire.Tar(_cwd(path))) as call:
+        async with self.link.call(wire.Tar(_cwd(path))) as call:
             async for event in call:
                 if isinstance(event, wire.Data) and event.channel == wire.STDOUT:
                     yield event.data
@@ -269,7 +303,7 @@ class Session:
         self, data: bytes | Iterable[bytes] | AsyncIterable[bytes], path: str | None = None
     ) -> int:
         """Unpack a tar, or a tar.gz, into a folder. Returns how many files it made."""
-        async with self._link.call(wire.Untar(_cwd(path))) as call:
+        async with self.link.call(wire.Untar(_cwd(path))) as call:
             feeding = asyncio.create_task(call.feed(data))
             try:
                 async for _ in call:
@@ -294,7 +328,7 @@ class Session:
             timeout=seconds_of(o.timeout),
             tty=o.terminal and size_of(o.terminal),
         )
-        job = BackgroundJob(id, tuple(o.argv), self._link, self._outputs, o.terminal is not None)
+        job = BackgroundJob(id, tuple(o.argv), self.links, self._outputs, o.terminal is not None)
         starting = asyncio.create_task(job.start(request))
         try:
             await asyncio.shield(starting)
@@ -435,8 +469,12 @@ MAX_CONTEXT = 20  # lines: with what they are cut to (guest/search.py), they fit
 class BoxFiles:
     """File operations of one box. Requests are validated, and so are the guest's answers."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    @property
+    def _link(self) -> Link:
+        return self._links.current
 
     async def read(self, o: op.ReadFile) -> AsyncGenerator[bytes, None]:
         length = None if o.length is None else whole_of("length", o.length)

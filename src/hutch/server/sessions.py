@@ -238,6 +238,9 @@ class Sessions:
             unused_for=unused_for,
             not_woken=partial(self._note_failure, info, "wake"),
             not_saved=partial(self._note_failure, info, "save"),
+            reconnected=lambda why, seconds: self.journal(info.id).add(
+                "reconnected", why=why, seconds=round(seconds, 1)
+            ),
             check_disk=partial(self._workspaces.check_disk, info.owner),
             sealer=self.store.sealer,
             changed=lambda: self._tell_change(info.id),
@@ -404,6 +407,9 @@ class Sessions:
             expired = status == "expired"
             self.journal(id).add("deadline" if expired else "limit", why=why)
             await self._finish(life, "expire" if expired else "lost", why)
+
+    async def taken_over(self, id: str) -> HutchError | None:
+        return None  # no other server has sessions of our store
 
     async def close(self, id: str, owner: str | None) -> None:
         """Close a session. It is gone when this returns, even if another call began to close it.

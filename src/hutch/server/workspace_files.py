@@ -29,7 +29,7 @@ from hutch.engine.link import pieces_of
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import Numbers, Session
 from hutch.engine.starts import Starts
-from hutch.errors import NotPermitted, QuotaReached
+from hutch.errors import HutchError, NotPermitted, QuotaReached
 from hutch.operations import Handlers, Operation
 from hutch.serving import Workspace
 from hutch.types import BoxInfo, Limits, MiB, State
@@ -198,6 +198,9 @@ class WorkspaceFiles:
     async def end(self, id: str, status: State, why: str) -> None:
         if life := self._open.pop(id, None):
             await life.close()
+
+    async def taken_over(self, id: str) -> HutchError | None:
+        return None
 
     # --- operations on a workspace as a whole -----------------------------------------------
 

@@ -8,6 +8,7 @@ promises as a real backend (it passes BackendContract) except one: it isolates n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ import tempfile
 import time
 
 from hutch.backends.base import Backend, Box, ByteStream, SocketStream, Spec, named
-from hutch.errors import BoxLost, Conflict, NotFound, StartFailed
+from hutch.errors import BackendUnavailable, BoxLost, Conflict, NotFound, StartFailed
 from hutch.types import Layer, Report, Stats, Status
 
 from .keeper import dial
@@ -33,6 +34,19 @@ class FakeBackend(Backend):
         self._boxes: dict[str, FakeBox] = {}
         self._folders: list[str] = []
         self._left = False
+        self.is_away = False
+
+    def go_away(self) -> None:
+        """Break the connections to all boxes, and let none be made until `come_back`.
+
+        As when the API server of a cluster ends: its boxes live on.
+        """
+        self.is_away = True
+        for box in self._boxes.values():
+            box.hang_up()
+
+    def come_back(self) -> None:
+        self.is_away = False
 
     async def start(self, spec: Spec, id: str | None = None) -> Box:
         if spec.image != "host":
@@ -44,7 +58,7 @@ class FakeBackend(Backend):
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder, 0o700)
         ours, theirs = socket.socketpair()
-        box = FakeBox(name, folder, ours)
+        box = FakeBox(name, folder, ours, self)
         try:
             loop = asyncio.get_running_loop()
             # Shielded: a start that has begun is waited for, even if the caller is cancelled.
@@ -70,7 +84,7 @@ class FakeBackend(Backend):
         host.setblocking(False)
         if id in self._boxes:
             self._boxes[id].forget()
-        box = self._boxes[id] = FakeBox(id, folder, host)
+        box = self._boxes[id] = FakeBox(id, folder, host, self)
         return box
 
     async def list(self) -> list[str]:
@@ -109,19 +123,30 @@ class FakeBackend(Backend):
 
 class FakeBox(Box):
     isolation = "none"
+    outlives_links = True
 
-    def __init__(self, id: str, folder: str, host: socket.socket) -> None:
+    def __init__(self, id: str, folder: str, host: socket.socket, backend: FakeBackend) -> None:
         """`host`: the socket on which its keeper takes commands."""
         self.id, self._folder = id, folder
-        self._host = host
+        self._host, self._backend = host, backend
+        self._link: socket.socket | None = None
         self._dying: asyncio.Task[None] | None = None
 
     async def connect(self) -> ByteStream:
+        if self._backend.is_away:
+            raise BackendUnavailable("the fake backend is away")
         self._check()
         try:
-            return SocketStream(dial(self._folder, b"c"))
+            self._link = dial(self._folder, b"c")
         except OSError:
             raise BoxLost(f"box {self.id} is gone") from None
+        return SocketStream(self._link)
+
+    def hang_up(self) -> None:
+        """Break the last connection that was made. The guest and its programs live on."""
+        if self._link:
+            with contextlib.suppress(OSError):  # it is closed already
+                self._link.shutdown(socket.SHUT_RDWR)
 
     async def outlive(self, seconds: float) -> None:
         self._check()

@@ -23,8 +23,8 @@ const GROUPS: { id: string; label: string; kinds: string[] }[] = [
 ];
 const ICONS: Record<string, IconName> = {
   start: 'play', command: 'terminal', cell: 'edit', broken_off: 'alert', program: 'box', file: 'file', hibernate: 'moon',
-  wake: 'sun', not_woken: 'alert', not_saved: 'alert', extend: 'clock', adopt: 'refresh', limit: 'alert', denied: 'shield',
-  deadline: 'clock', end: 'stop', dropped: 'more',
+  wake: 'sun', not_woken: 'alert', not_saved: 'alert', extend: 'clock', adopt: 'refresh', reconnected: 'refresh',
+  limit: 'alert', denied: 'shield', deadline: 'clock', end: 'stop', dropped: 'more',
 };
 
 const text = (value: unknown): string => (typeof value === 'string' ? value : '');
@@ -44,6 +44,7 @@ function title({ kind, body }: { kind: string; body: Body }): string {
     case 'hibernate': return 'went to sleep';
     case 'wake': return 'woke up';
     case 'adopt': return 'a server that was started took it over';
+    case 'reconnected': return `connected again after ${Number(body.seconds)} s: ${safeText(text(body.why))}`;
     case 'extend': return `deadline moved to ${body.expires_at ? new Date(text(body.expires_at) || Number(body.expires_at) * 1000).toLocaleString() : 'never'}`;
     case 'denied': return `${safeText(text(body.program))} was refused ${safeText(text(body.call))}${Number(body.count) > 1 ? `, ${Number(body.count)} times` : ''}`;
     case 'end': return `${safeText(stateWords(text(body.status)))}${body.why ? `: ${safeText(text(body.why))}` : ''}`;

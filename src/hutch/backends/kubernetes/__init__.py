@@ -200,7 +200,8 @@ class KubernetesBackend(Backend):
         self._check()
         if not pod.is_running or box_of(pod, here.scope) != id:
             raise BoxLost(f"box {id} is gone")
-        if before := self._boxes.pop(id, None):
+        before = self._boxes.pop(id, None)
+        if before and not before.is_forgotten:
             # We have it already: the new object takes over its connection.
             relays = before.hand_over()
         else:
