@@ -93,14 +93,19 @@ def _or_need() -> Iterator[None]:
 
 def full_name(image: str) -> str:
     """As containerd knows it."""
-    return f"{DEFAULT_HOST}/{image}:latest"
+    path = image if "/" in image else f"library/{image}"
+    return f"{DEFAULT_HOST}/{path if ':' in image else f'{path}:latest'}"
 
 
-def give_images(to: Cluster) -> None:
+def give_busybox(to: Cluster) -> None:
     with tempfile.TemporaryDirectory() as folder:
         busybox = Path(folder, "busybox")
         busybox.write_bytes(busybox_of_image())
         give_image(to, BUSYBOX, busybox, Env=[PATH], Cmd=["sh"])
+
+
+def give_images(to: Cluster) -> None:
+    give_busybox(to)
     give_image(to, DEBIAN, debian_root(), Env=[PATH, "LANG=C.UTF-8"], Cmd=["bash"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,6 +23,9 @@ from docker_of_tests import docker_engine as docker_engine
 from guard_of_tests import MARK
 from gvisor_of_tests import why_not_on_gvisor
 from hutch import BackendUnavailable, Sandbox, factory, local
+from kubernetes_of_tests import as_default
+from kubernetes_of_tests import with_runtime as with_runtime
+from pods_of_tests import why_not_in_a_pod
 
 # The default image of containers, and what tests call images of the namespaces backend.
 IMAGES = ("hutch/python", "host", "python", "data")
@@ -37,24 +41,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With HUTCH_BACKEND=docker, all but what is about another backend runs on containers."""
+    """With HUTCH_BACKEND, all but what is about another backend runs on containers, or Pods."""
     if factory.default() == "namespaces":
         return
     for item in items:
         why = next((mark.args[0] for mark in item.iter_markers("namespaces")), "")
-        if RUNTIME == "runsc":
+        if factory.default() == "kubernetes":
+            why = why or why_not_in_a_pod(item.nodeid)
+        elif RUNTIME == "runsc":
             why = why or why_not_on_gvisor(item.nodeid)
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _on_docker(request: pytest.FixtureRequest) -> None:
-    """With HUTCH_BACKEND=docker, boxes that are not asked for otherwise are containers."""
-    if factory.default() == "docker":
-        engine = request.getfixturevalue("docker_engine")
-        for name in IMAGES:
-            engine.tag(DEBIAN, name)
+def _where_boxes_are(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With HUTCH_BACKEND, boxes that are not asked for otherwise are containers, or Pods."""
+    with contextlib.ExitStack() as stack:
+        if factory.default() == "docker":
+            engine = request.getfixturevalue("docker_engine")
+            for name in IMAGES:
+                engine.tag(DEBIAN, name)
+        elif factory.default() == "kubernetes":
+            cluster = request.getfixturevalue("with_runtime")
+            stack.enter_context(as_default(cluster, IMAGES))
+        yield
 
 
 @pytest.fixture

@@ -362,7 +362,15 @@ class Cluster:
         if not archive.is_file():
             raise ClusterFailed(f"{archive} is not a file")
         self._ctr("import", str(archive.absolute()))
-        # What serves the kubelet hears of it a little later.
+        self._wait_for_images()
+
+    def tag_image(self, name: str, *others: str) -> None:
+        """Give an image other names, too. All of them are full ones, with host and tag."""
+        self._ctr("tag", "--force", name, *others)
+        self._wait_for_images()
+
+    def _wait_for_images(self) -> None:
+        """What serves the kubelet hears of them a little later."""
         self.wait("the image", lambda: self.images() == set(self._ctr("ls", "--quiet").split()))
 
     def images(self) -> set[str]:

@@ -50,7 +50,7 @@ for name, (kind, command, code, out) in json.load(sys.stdin).items():
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, list[object]]:
-    if factory.default() == "docker":
+    if factory.default() != "namespaces":
         return _drive([sys.executable, "-c", DRIVER, str(SOURCE)], MORE, dict(os.environ))
     if os.geteuid() != 0:
         pytest.skip("the tests are run by an ordinary user: test_hangs is this test")

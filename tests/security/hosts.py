@@ -1,6 +1,6 @@
 """Who runs Hutch: root, with a range of uids per box, or an ordinary user, with one.
 
-Or a user with a Docker engine: then a box is a container, which has one uid, its own.
+Or a user with a Docker engine or a cluster: then a box is a container, which has one uid, its own.
 
 An operator is careless: there is an open folder, odd signals and secrets in his environment.
 """
@@ -33,6 +33,7 @@ from docker_of_tests import containers_of
 from hutch import factory, types
 from hutch.backends.linux import NUMBERS
 from hutch.errors import from_code
+from kubernetes_of_tests import default_boxes
 
 HERE = Path(__file__).parent
 NOBODY = 65534
@@ -40,8 +41,8 @@ PATIENCE = 60  # seconds for one request; a box that takes longer hangs
 
 WHO = {"root": "as root", "user": "as an ordinary user"}
 LAST_WORDS = "/.hutch/run"  # where shells leave them
-if factory.default() == "docker":
-    WHO = {"docker": "in a container"}
+if factory.default() != "namespaces":
+    WHO = {"docker": "in a container"} if factory.default() == "docker" else {"pod": "in a Pod"}
     LAST_WORDS = "/run/hutch"
 # What a shell itself, unlike its children, can tell: the file that it will leave them in.
 LAST_WORDS_FILE = f"$(trap -p EXIT | grep -o '{LAST_WORDS}/[0-9a-f]*')"
@@ -99,6 +100,8 @@ class Operator:
         path = {"PATH": os.environ["PATH"], "HOME": source, "TMPDIR": self.folder}
         if who == "docker":
             path |= {name: os.environ[name] for name in ("HUTCH_BACKEND", "DOCKER_HOST")}
+        elif who == "pod":
+            path |= default_boxes().variables
         careless = os.open("/", os.O_RDONLY | os.O_DIRECTORY)  # he leaks it to what he starts
         self.process = subprocess.Popen(
             [python, str(Path(source) / "operate.py")],
@@ -194,12 +197,16 @@ class Operator:
         """Pid 1 of each box, as the host counts, the oldest box first."""
         if self.who == "docker":
             return containers_of(os.environ["DOCKER_HOST"], self.pid)
+        if self.who == "pod":
+            return default_boxes().guests()  # no test has boxes of two operators at once
         return children(self.find("hutch-zygote"))
 
     def remains(self) -> list[str]:
         """What is there beside what is there as long as he lives."""
         if self.who == "docker":
             return [f"container with {pid}" for pid in self.guests()]
+        if self.who == "pod":
+            return [pod["metadata"]["name"] for pod in default_boxes().pods()]
         launcher, below = self.find("hutch-launcher"), self.below()
         # Groups of other tests come and go, at which rglob() fails.
         groups = [
