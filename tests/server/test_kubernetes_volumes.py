@@ -19,7 +19,7 @@ import pytest
 from cluster_of_tests import ask
 from daemon_of_tests import HUTCH, KEY, Daemon, wait_for
 from docker_of_tests import DEBIAN
-from hutch import Conflict, HutchError, InvalidRequest, NotFound, Sandbox, Workspace
+from hutch import Conflict, HutchError, NotFound, Sandbox, Workspace
 from hutch.backends.base import Spec
 from hutch.backends.contained import OWN_OF_FEW
 from hutch.backends.kubernetes import box as box_module
@@ -97,8 +97,14 @@ class Place:
     def folder(self, name: str, owner: str = "local") -> Path:
         return self.data / "workspaces" / owner / name
 
-    def pods(self) -> list[Any]:
-        return self.boxes.pods()
+    def pods(self, path: str) -> list[Any]:
+        """Those that have a folder of the claim."""
+        return [pod for pod in self.boxes.pods() if path in self._mounted(pod)]
+
+    def _mounted(self, pod: Any) -> list[str]:
+        containers = [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]
+        mounts = [mount for container in containers for mount in container["volumeMounts"]]
+        return [mount.get("subPath") for mount in mounts if mount["name"] == "claim"]
 
 
 def daemon(
@@ -189,12 +195,13 @@ def test_links_that_a_box_leaves_lead_the_next_one_nowhere(place: Place) -> None
     place.workspace("secret").files.write("file", "of another workspace")
     attack = (
         "ln -s / top; ln -s ../secret other; ln -s ../../../run run; ln -s /workspace/../.. up;"
-        "mkdir sub; mv sub old; ln -s ../secret sub; cd /; mv /workspace /tmp/w;"
-        "rmdir /workspace; ln -s /etc /workspace"
+        "mkdir sub; mv sub old; ln -s ../secret sub;"
+        'cd /; rmdir /workspace; python3 -c \'import os; os.rename("/workspace", "/tmp/w")\';'
+        "ln -sfnT /etc /workspace"
     )
     with place.session("trap") as box:
         box.shell.run(attack)
-        assert box.files.list("/workspace"), "it is still there"
+        assert len(box.files.list("/workspace")) == 6, "it is still there"
     assert place.folder("trap").is_dir() and not place.folder("trap").is_symlink()
     with place.session("trap") as box:
         found = box.shell.run("cat sub/file other/file; ls run/ up/workspaces; ls -A top/").stdout
@@ -209,32 +216,14 @@ def test_links_that_a_box_leaves_lead_the_next_one_nowhere(place: Place) -> None
     assert {path.parent for path in seen if path.is_symlink()} == {place.folder("trap")}
 
 
-def test_what_replaces_a_workspace_by_a_link_is_noticed(place: Place) -> None:
-    """No box can do that. Whoever can write to the claim elsewhere could."""
-    place.workspace("victim").files.write("file", "of the victim")
-    folder = place.folder("swapped")
-    folder.symlink_to("victim")
-    try:
-        with pytest.raises(InvalidRequest):
-            place.session("swapped")
-    finally:
-        folder.unlink()
-
-
 def test_an_owner_never_gets_the_workspace_of_another(place: Place) -> None:
     ada, bob = place.key("ada"), place.key("bob")
     with place.session("thesis", ada) as hers, place.session("thesis", bob) as his:
         hers.files.write("/workspace/file", "ada's")
         assert his.files.list("/workspace") == []
         assert hers.shell.run("id -u").stdout != his.shell.run("id -u").stdout
-        paths = {
-            mount["subPath"]
-            for pod in place.pods()
-            for container in pod["spec"]["containers"]
-            for mount in container["volumeMounts"]
-            if mount["name"] == "claim"
-        }
-        assert paths == {"workspaces/ada/thesis", "workspaces/bob/thesis"}
+        for owner in ("ada", "bob"):
+            assert len(place.pods(f"workspaces/{owner}/thesis")) == 1
     for name in ("../ada/thesis", "ada/thesis", "..", ".", "a/../../x", "thesis\n", "$(X)"):
         with pytest.raises(HutchError):
             place.session(name, bob)
@@ -244,19 +233,23 @@ def test_an_owner_never_gets_the_workspace_of_another(place: Place) -> None:
 
 
 def test_a_sleeping_session_has_no_pod_and_wakes_under_the_next_server(place: Place) -> None:
-    box = place.session("bedroom", image=f"{DEBIAN}:latest")
+    def bedrooms() -> list[Any]:
+        return place.pods("workspaces/local/bedroom")
+
+    box = place.session("bedroom")
+    assert len(bedrooms()) == 1
     box.files.write("/workspace/file", "stays")
     box.shell.run("A='x y'; cd /tmp; echo mine > /home/user/own", check=True)
     box.run_code("x = [1, 2]\ny = x").check()
     report = box.hibernate()
     assert "files" in report.kept
-    assert wait_for(lambda: not place.pods(), 60)
+    assert not bedrooms()
     assert (place.data / "sessions" / box.id).is_dir()
     place.daemon.crash()
     assert place.folder("bedroom").joinpath("file").read_text() == "stays"
     place.daemon.start()
     again = Sandbox.connect(box.id, url=place.daemon.url, api_key=KEY)
-    assert again.info.status == "asleep" and not place.pods()
+    assert again.info.status == "asleep" and not bedrooms()
     said = again.shell.run('echo "$A"; pwd; cat /workspace/file ~/own')
     assert said.stdout == "x y\n/tmp\nstaysmine\n" and said.woke
     assert again.run_code("y.append(3); x").text == "[1, 2, 3]"
@@ -264,7 +257,7 @@ def test_a_sleeping_session_has_no_pod_and_wakes_under_the_next_server(place: Pl
     journal = place.daemon.hutch("logs", box.id).stdout
     assert all(word in journal for word in ("hibernate", "adopt", "wake", "x = [1, 2]"))
     again.close()
-    assert wait_for(lambda: not place.pods(), 60)
+    assert not bedrooms()
 
 
 def test_a_workspace_that_grows_over_its_quota_ends_its_session(place: Place) -> None:
@@ -283,15 +276,14 @@ def test_a_server_of_an_ordinary_user_has_workspaces_too(
     boxes: Boxes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """As in a Pod that PodSecurity restricts, where nobody can give files away."""
-    top = tmp_path_factory.mktemp("ordinary")
-    top.parent.chmod(0o755)
-    top.chmod(0o755)
-    home = top / "home"
+    home = tmp_path_factory.mktemp("ordinary")
     (home / "data").mkdir(parents=True)
     shutil.copy(boxes.cluster.kubeconfig, home / "kubeconfig")
     for path in (home, *home.rglob("*")):
         os.chown(path, ORDINARY, ORDINARY)
-    become = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups"]
+    # It may read the Python of the tests, wherever that is, and change no file of others.
+    may_read = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    become = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups", *may_read]
     program = [*become, "env", f"HOME={home}", f"KUBECONFIG={home}/kubeconfig", *HUTCH]
     with (
         claim(boxes, "of-ordinary", home / "data"),
@@ -362,7 +354,7 @@ def test_a_volume_of_another_node_is_told_in_the_words_of_the_scheduler(
     modes = ["ReadWriteOnce"]
     with (
         claim(boxes, "once", folder.parents[2], accessModes=modes, nodeAffinity=affinity),
-        pytest.raises(NoCapacity, match="volume"),
+        pytest.raises(NoCapacity, match=r"PersistentVolume.s node affinity"),
     ):
         start(boxes, folder, folder.parents[2], "once")
 
