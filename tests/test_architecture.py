@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,3 +236,27 @@ def test_no_two_public_classes_have_the_same_name() -> None:
 def test_no_folder_is_called_after_nothing() -> None:
     names = {p.name for p in ROOT.rglob("*") if p.is_dir()}
     assert not names & {"utils", "common", "core", "managers", "helpers"}
+
+
+DOCS = ROOT.parent.parent
+
+
+def test_the_map_names_every_package_and_module_at_the_top() -> None:
+    tree = (DOCS / "ARCHITECTURE.md").read_text().split("## The tree")[1].split("```")[1]
+    # Without __init__.py and __main__.py; of the dashboard only the build knows.
+    names = {path.name for path in ROOT.iterdir() if not path.name.startswith("_")}
+    names -= {"py.typed"}
+    assert not {name for name in names if not re.search(rf"\b{name}(?![\w.])", tree)}
+
+
+def test_the_list_of_what_is_added_where_names_files_that_exist() -> None:
+    """By the end of their path: `cli/stop.py` is `src/hutch/cli/stop.py`."""
+    rows = (DOCS / "CONTRIBUTING.md").read_text().split("## Where do I add")[1].split("\n## ")[0]
+    named = re.findall(r"`((?:[\w-]+/)*[\w.-]+\.(?:py|ts|tsx|md|toml|txt)|(?:[\w-]+/)+)`", rows)
+    known = "\n".join(
+        f"{path}/" if path.is_dir() else str(path)
+        for folder in ("src/hutch", "tests", "docs", "packages/dashboard/src", "packages/sdk/src")
+        for path in (DOCS / folder).rglob("*")
+    )
+    wrong = {name for name in named if f"/{name}\n" not in known and not (DOCS / name).exists()}
+    assert named and not wrong
