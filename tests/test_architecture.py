@@ -253,8 +253,8 @@ def test_the_list_of_what_is_added_where_names_files_that_exist() -> None:
     """By the end of their path: `cli/stop.py` is `src/hutch/cli/stop.py`."""
     rows = (DOCS / "CONTRIBUTING.md").read_text().split("## Where do I add")[1].split("\n## ")[0]
     named = re.findall(r"`((?:[\w-]+/)*[\w.-]+\.(?:py|ts|tsx|md|toml|txt)|(?:[\w-]+/)+)`", rows)
-    known = "\n".join(
-        f"{path}/" if path.is_dir() else str(path)
+    known = "".join(
+        f"{path}/\n" if path.is_dir() else f"{path}\n"
         for folder in ("src/hutch", "tests", "docs", "packages/dashboard/src", "packages/sdk/src")
         for path in (DOCS / folder).rglob("*")
     )

@@ -67,7 +67,7 @@ class DockerBackend(Backend):
         """Pull the image if the engine does not have it."""
         await self._image(await self._reach(), spec)
 
-    async def start(self, spec: Spec, id: str | None = None) -> Box:
+    async def start(self, spec: Spec, id: str | None = None) -> DockerBox:
         name = named(id)
         here = await self._reach()
         image = await self._image(here, spec)

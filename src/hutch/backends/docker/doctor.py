@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hutch.backends.base import Spec
@@ -18,6 +18,7 @@ from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
 
 from . import bundled, owner_scope
+from .box import DockerBox
 from .config import START_ONE
 from .engine import DockerEngine, Facts
 from .images import PREFIX, build_command
@@ -42,7 +43,7 @@ print(json.dumps({
 }))
 """
 
-Start = Callable[[Spec], Any]
+Start = Callable[[Spec], Awaitable[DockerBox]]
 
 
 async def report(name: str, here: ReachedEngine, image: str, start: Start) -> Report:
@@ -52,7 +53,7 @@ async def report(name: str, here: ReachedEngine, image: str, start: Start) -> Re
     left = await _leftovers(engine, bundle, here.scope.swept)  # first, as a start sweeps too
     layers = [_engine(engine, facts), _runtimes(facts), *_settings(facts)]
     try:
-        layers += _judge(await _look(engine, bundle, start), facts)
+        layers += judge(await _look(engine, bundle, start), facts)
     except HutchError as exc:
         layers.append(Layer("box", Status.MISSING, str(exc), "docker run --rm IMAGE true"))
     layers += [await _default_image(engine, image), left]
@@ -120,7 +121,7 @@ async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> di
                 printed = await engine.output(box.container, argv, f"{RELAY}:{RELAY}")
                 used = await engine.stats(box.container) or {}
         except TimeoutError:
-            raise BackendUnavailable(f"the box saw nothing in {PATIENCE} seconds") from None
+            raise BackendUnavailable(f"the box did not answer in {PATIENCE} seconds") from None
         finally:
             await box.kill()
     finally:
@@ -135,7 +136,8 @@ async def _look(engine: DockerEngine, bundle: RuntimeBundle, start: Start) -> di
     return found
 
 
-def _judge(found: dict[str, Any], facts: Facts) -> list[Layer]:
+def judge(found: Mapping[str, Any], facts: Facts) -> list[Layer]:
+    """Which layers a box found. A layer that is missing says what was found instead."""
     guest: dict[str, str] = found["guest"]
     is_shared = facts.grade("") == "ns"
     uid = guest.get("Uid", "0").split()[0]
@@ -153,34 +155,40 @@ def _judge(found: dict[str, Any], facts: Facts) -> list[Layer]:
             "no new privileges",
             guest.get("NoNewPrivs") == "1" or not is_shared,
             "set-uid programs gain nothing" if is_shared else "another kernel's",
+            otherwise="set-uid programs gain the rights of their owner",
         ),
         _layer(
             "system calls",
             guest.get("Seccomp") == "2" or not is_shared,
             f"{guest.get('Seccomp_filters', '1')} filters" if is_shared else "another kernel's",
+            otherwise="not filtered",
         ),
-        _layer("root file system", bool(found["read_only"]), "read-only"),
+        _layer("root file system", bool(found["read_only"]), "read-only", otherwise="writable"),
         _layer("network", not outside, "none" if not outside else ", ".join(outside)),
         _layer(
             "memory",
             _bounded(memory, LIMITS.memory + reserve),
             f"{size}, of which {reserve // MiB} are the guest's",
+            otherwise=size,
             required=is_shared,
         ),
         _layer(
             "processes",
             _bounded(pids, LIMITS.pids * 64),
-            f"{pids or 'no number of them'} at most",
+            f"{pids} at most" if pids else "no bound",
             required=is_shared,
         ),
     ]
 
 
-def _layer(name: str, holds: bool, text: str, *, required: bool = True) -> Layer:
+def _layer(
+    name: str, holds: bool, text: str, *, otherwise: str = "", required: bool = True
+) -> Layer:
+    """`otherwise`: what was found if the layer does not hold; the same text by default."""
     if holds:
         return Layer(name, Status.ACTIVE, text, required=required)
     fix = "see what the settings of the engine take away"
-    return Layer(name, Status.MISSING, f"the box finds: {text}", fix, required)
+    return Layer(name, Status.MISSING, f"the box finds: {otherwise or text}", fix, required)
 
 
 def _bounded(text: str, at_most: int) -> bool:

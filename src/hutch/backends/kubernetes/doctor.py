@@ -119,14 +119,14 @@ async def report(
         except (msgspec.DecodeError, ValueError):
             raise BackendUnavailable(f"the box printed {printed[:200]!r}") from None
         except TimeoutError:
-            raise BackendUnavailable(f"the box saw nothing in {PATIENCE} seconds") from None
+            raise BackendUnavailable(f"the box did not answer in {PATIENCE} seconds") from None
         finally:
             await box.kill()
 
     spec = Spec(image=bundle.name, limits=LIMITS)
     try:
         closed = await look(spec)
-        layers += _judge(closed, bundle.how)
+        layers += judge(closed, bundle.how)
         layers.append(await _network(look, closed, bundle.name))
     except HutchError as exc:
         layers.append(Layer("box", Status.MISSING, str(exc)))
@@ -180,7 +180,8 @@ async def _workspaces(cluster: KubernetesCluster, name: str) -> Layer:
     return Layer("workspaces", Status.DEGRADED, text, "a volume for it", required=False)
 
 
-def _judge(found: Look, how: HowBundle) -> list[Layer]:
+def judge(found: Look, how: HowBundle) -> list[Layer]:
+    """Which layers a box found. A layer that is missing says what was found instead."""
     memory = found.memory
     is_bounded = memory.isdigit() and int(memory) < 4 * LIMITS.memory
     size = f"{int(memory) // MiB} MiB, with the guest's" if is_bounded else "no bound"
@@ -191,21 +192,23 @@ def _judge(found: Look, how: HowBundle) -> list[Layer]:
         _layer("user", found.uid != "0", f"uid {found.uid}"),
         _layer("capabilities", holds_none, "none" if holds_none else found.capabilities),
         _layer(
-            "no new privileges", found.no_new_privileges == "1", "set-uid programs gain nothing"
+            "no new privileges",
+            found.no_new_privileges == "1",
+            "set-uid programs gain nothing",
+            "set-uid programs gain the rights of their owner",
         ),
-        _layer("system calls", found.seccomp == "2", "filtered"),
-        _layer("root file system", found.read_only, "read-only"),
+        _layer("system calls", found.seccomp == "2", "filtered", "not filtered"),
+        _layer("root file system", found.read_only, "read-only", "writable"),
         _layer("memory", is_bounded, size),
-        _layer(
-            "service account", not found.has_token, "a token" if found.has_token else "no token"
-        ),
+        _layer("service account", not found.has_token, "no token", "a token"),
     ]
 
 
-def _layer(name: str, holds: bool, text: str) -> Layer:
+def _layer(name: str, holds: bool, text: str, otherwise: str = "") -> Layer:
+    """`otherwise`: what was found if the layer does not hold; the same text by default."""
     if holds:
         return Layer(name, Status.ACTIVE, text)
-    return Layer(name, Status.MISSING, f"the box finds: not {text}")
+    return Layer(name, Status.MISSING, f"the box finds: {otherwise or text}")
 
 
 async def _network(look: Callable[[Spec], Awaitable[Look]], closed: Look, image: str) -> Layer:
