@@ -218,7 +218,7 @@ def test_a_key_in_the_wrong_section_is_suggested_by_its_own_name(write: Write) -
      ("hutch.toml", "\n\nlisten\n", ":3: invalid TOML: "),
      ("hutch.yaml", "a: b\n c: d\n", ":2: invalid YAML: "),
      ("hutch.yaml", "- a\n- b\n", ":1: expected keys and values"),
-     ("hutch.yaml", "pool:\n  enabled: true\npool:\n", ":3: pool was set in line 1 already"),
+     ("hutch.yaml", "pool:\n  enabled: true\npool:\n", ":3: pool was already set in line 1"),
      ("hutch.yaml", "pool: 7\n", ":1: pool is a section, not 7"),
      ("hutch.json", "{}", "must be named *.toml or *.yaml"),
      ("hutch.toml", "session_ttl_seconds = 10\nmax_ttl_seconds = 5\n",
@@ -336,7 +336,7 @@ def test_a_key_that_is_set_twice_is_named(tmp_path: Path) -> None:
     path = tmp_path / "hutch.toml"
     path.write_text("[quotas]\nsessions = 1\nrate = 2\nsessions = 3\n")
     told = examine(tmp_path, file=path, env={})[1]
-    assert told == [f"{path}:4: quotas.sessions was set in line 2 already"]
+    assert told == [f"{path}:4: quotas.sessions was already set in line 2"]
 
 
 def test_a_variable_that_sets_nothing_is_told_and_those_of_other_parts_are_not() -> None:

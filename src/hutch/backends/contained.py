@@ -67,10 +67,10 @@ async def make_bundle(maker: Callable[[], RuntimeBundle]) -> RuntimeBundle:
 def program_limits(limits: Limits, *, is_own: bool) -> dict[str, int]:
     """The rlimits of programs. `is_own`: no other process has the user id of the box."""
     # A file may be as large as the disk, or as the swap file of the Python kernels.
-    found = {"NOFILE": limits.open_files, "FSIZE": max(limits.disk_size + MiB, 4 * limits.memory)}
+    rlimits = {"NOFILE": limits.open_files, "FSIZE": max(limits.disk_size + MiB, 4 * limits.memory)}
     if is_own:  # otherwise it would also count other processes with this uid
-        found["NPROC"] = limits.pids
-    return found
+        rlimits["NPROC"] = limits.pids
+    return rlimits
 
 
 def room_sizes(limits: Limits, rooms: Iterable[str]) -> dict[str, int]:
@@ -198,7 +198,7 @@ class Relays:
         self._watch = asyncio.create_task(self._wait())
 
     async def connect(self) -> RelayStream:
-        """A link to the guest, which has answered on it."""
+        """A link to the guest, which has answered on it. Raises BoxLost."""
         try:
             async with asyncio.timeout(self._patience):
                 while True:

@@ -199,7 +199,9 @@ def data_of(data: str | bytes | bytearray | memoryview) -> bytes:
 def iterable_of(source: Iterable[bytes] | AsyncIterable[bytes]) -> Iterable[bytes]:
     """Raises InvalidRequest if it is not an iterable. A mapping is refused: likely a mistake."""
     if not isinstance(source, Iterable) or isinstance(source, Mapping):
-        raise InvalidRequest(f"data must be bytes or give bytes, not {type(source).__name__}")
+        raise InvalidRequest(
+            f"data must be bytes or an iterable of bytes, not {type(source).__name__}"
+        )
     return source
 
 

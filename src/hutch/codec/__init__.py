@@ -182,7 +182,7 @@ def request_of(operation: Operation[object]) -> EncodedRequest:
     if form.data:
         data = getattr(operation, form.data)
         if data is None:
-            raise InvalidRequest("data must be bytes or give bytes, not NoneType")
+            raise InvalidRequest("data must be bytes or an iterable of bytes, not NoneType")
         return EncodedRequest(cls.verb, path, query, stream=data)
     if form.body is None:
         return EncodedRequest(cls.verb, path, query)

@@ -322,7 +322,9 @@ async def pieces_of(data: bytes | Iterable[bytes] | AsyncIterable[bytes]) -> Asy
         while (item := await asyncio.to_thread(lambda: next(source, end))) is not end:
             yield _checked(item)
     else:
-        raise InvalidRequest(f"data must be bytes or give bytes, not {type(data).__name__}")
+        raise InvalidRequest(
+            f"data must be bytes or an iterable of bytes, not {type(data).__name__}"
+        )
 
 
 def _checked(piece: object) -> bytes:

@@ -123,7 +123,7 @@ class Previews:
         """Raises NotFound, which does not say why."""
         known = self._ports.get(secret_digest(token))
         if known is None or not self._is_valid(known) or not _is_same(known.caller.peer, peer):
-            raise NotFound("there is no such preview, or it is over: make another")
+            raise NotFound("there is no such preview, or it has expired: make another")
         return known
 
     def _is_valid(self, known: PreviewedPort) -> bool:

@@ -281,7 +281,7 @@ class Watching:
 
     async def _read_journal(self, o: serving.ReadJournal, caller: Caller) -> list[JournalEntry]:
         if o.after < 0 or not 1 <= o.limit <= 10_000:
-            raise InvalidRequest("after is 0 or more, and limit from 1 to 10000")
+            raise InvalidRequest("after must be 0 or more, and limit from 1 to 10000")
         journal = await self._journal(o.session, caller)
         if not o.after:
             await self._sessions.note_denied(o.session)
@@ -323,14 +323,14 @@ class Watching:
 
     async def _read_log(self, o: serving.ReadServerLog, caller: Caller) -> list[LogRecord]:
         if o.after < 0 or not 1 <= o.limit <= MAX_RECORDS:
-            raise InvalidRequest(f"after is 0 or more, and limit from 1 to {MAX_RECORDS}")
+            raise InvalidRequest(f"after must be 0 or more, and limit from 1 to {MAX_RECORDS}")
         return self.log.read(o.after, o.limit, o.level)
 
     async def _follow_log(
         self, o: serving.FollowServerLog, caller: Caller
     ) -> AsyncGenerator[LogRecord, None]:
         if o.after < 0:
-            raise InvalidRequest("after is 0 or more")
+            raise InvalidRequest("after must be 0 or more")
         return self.log.follow(o.after, o.level)
 
     async def _read_audit(self, o: serving.ReadAudit, caller: Caller) -> list[AuditEntry]:

@@ -335,7 +335,7 @@ def _twice(text: str, line: int) -> str | None:
     """The error for a name that was set in an earlier line, or None."""
     names = dict(_toml_names(text))
     first = [at for at, name in names.items() if at < line and name == names.get(line)]
-    return f"{names[line]} was set in line {first[0]} already" if first else None
+    return f"{names[line]} was already set in line {first[0]}" if first else None
 
 
 def _bare(key: str) -> str:
@@ -366,7 +366,7 @@ def _yaml_lines(path: Path, node: yaml.MappingNode, prefix: str, lines: dict[str
     for key, value in node.value:
         name, line = f"{prefix}{key.value}", key.start_mark.line + 1
         if name in lines:
-            raise InvalidRequest(f"{path}:{line}: {name} was set in line {lines[name]} already")
+            raise InvalidRequest(f"{path}:{line}: {name} was already set in line {lines[name]}")
         lines[name] = line
         if value.id == "mapping":
             _yaml_lines(path, value, name + ".", lines)

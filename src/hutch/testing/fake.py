@@ -54,7 +54,7 @@ class FakeBackend(Backend):
         name = named(id)
         folder = self._place(name)
         if _lives(folder):
-            raise Conflict(f"there is a box {name} already")
+            raise Conflict(f"box {name} already exists")
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder, 0o700)
         ours, theirs = socket.socketpair()

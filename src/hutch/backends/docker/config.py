@@ -208,7 +208,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file. Raises OSError or ValueError."""
     found = json.loads(path.read_bytes())
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return found
 
 

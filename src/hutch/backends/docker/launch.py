@@ -171,7 +171,7 @@ async def _create(here: ReachedEngine, body: dict[str, Any], box: str, facts: Fa
         # The other one is running, or was never started, or is being removed.
         with contextlib.suppress(NotFound):
             if (await here.engine.inspect(name))["State"]["Running"]:
-                raise Conflict(f"there is a box {box} already") from None
+                raise Conflict(f"box {box} already exists") from None
         await here.engine.remove(name)
         return await here.engine.create(body, name)
     except NotFound as exc:
@@ -278,7 +278,7 @@ def _who(
         owner = mounts.owner_of_mounts(found, relaxed=relaxed)
         if owner and facts.has_few_users:
             raise InvalidRequest(
-                "this engine gives user ids other numbers, so nothing of this machine can be "
+                "this engine remaps user ids, so nothing of this machine can be "
                 "mounted writable: mount it read-only, or copy the files into the box"
             )
     return users.choose(

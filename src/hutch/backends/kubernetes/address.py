@@ -183,7 +183,7 @@ class ClusterAddress:
 
     @property
     def renews(self) -> bool:
-        """Whether credentials can be other ones after `expire`."""
+        """Whether `expire` can lead to other credentials."""
         return bool(self._user.exec or self._user.token_file)
 
     async def access(self) -> Access:
@@ -282,8 +282,8 @@ def find(
             port = env.get("KUBERNETES_SERVICE_PORT") or "443"
             return _in_cluster(host, port, namespace, service_account)
         raise BackendUnavailable(
-            f"no cluster: there is no {files[0]}, KUBECONFIG names none, and this is no Pod. Say "
-            "which kubeconfig to use with KUBECONFIG=FILE"
+            f"no cluster: there is no {files[0]}, KUBECONFIG names none, and this is not a Pod. "
+            "Say which kubeconfig to use: KUBECONFIG=FILE"
         )
     wanted = context or next((c.current_context for _, c in configs if c.current_context), "")
     if not wanted:
@@ -379,10 +379,10 @@ def _check_cluster(where: str, cluster: KubeCluster) -> None:
     is_text = re.fullmatch(r"https?://[!-~]+", cluster.server)
     if not is_plain or not is_text or port == 0:
         raise BackendUnavailable(
-            f"{where}: server: {cluster.server!r:.200} is not an address: https://HOST:PORT is"
+            f"{where}: server: {cluster.server!r:.200} is not an address like https://HOST:PORT"
         )
     if cluster.proxy_url:
-        raise BackendUnavailable(f"{where}: proxy-url: a proxy cannot be used yet")
+        raise BackendUnavailable(f"{where}: proxy-url: a proxy cannot be used yet: remove it")
 
 
 def _check_user(where: str, user: KubeUser) -> None:

@@ -96,6 +96,7 @@ class PodRelays:
         self._box, self._argv = box, argv
 
     async def start_relay(self) -> PodStreams:
+        """Raises BoxLost, or NoAnswer if the box runs and cannot be reached."""
         try:
             return await patiently(
                 lambda: self._cluster.exec(self._pod.name, DOOR_CONTAINER, self._argv)
@@ -182,7 +183,7 @@ class KubernetesBox(ContainedBox):
         await remove(self._cluster, self._watch, self._pod)
 
     async def stats(self) -> Stats:
-        """A cluster measures no Pods by itself, so there is only whether it is alive."""
+        """Whether it is alive; a cluster measures no Pods by itself. Raises BoxLost."""
         self._check()
         try:
             pod = await self._cluster.pod(self._pod.name)
@@ -219,7 +220,7 @@ async def start_pod(
 ) -> Pod:
     """Create a Pod, and return it once it runs. If that fails, nothing is left of it.
 
-    Raises Conflict if there is a box of that name, NotFound if there is no such image, NoCapacity
+    Raises Conflict if a box of that name exists, NotFound if there is no such image, NoCapacity
     if no node has room, and StartFailed if it does not come up.
     """
     try:
@@ -241,7 +242,7 @@ async def _create_again(
     with contextlib.suppress(NotFound):
         there = await cluster.pod(name_of(scope, box))
         if not there.has_ended and not there.metadata.deletion_timestamp:
-            raise Conflict(f"there is a box {box} already") from None
+            raise Conflict(f"box {box} already exists") from None
         await remove(cluster, watch, there)
     return await cluster.create_pod(body)
 

@@ -200,7 +200,7 @@ class NoAnswer(BackendUnavailable):
 
 
 class Refused(BackendUnavailable):
-    """The cluster does not let us do this."""
+    """The cluster does not know us, or forbids this."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +209,11 @@ class ApiAnswer:
     content: bytes
 
     def decode(self, kind: type[T]) -> T:
+        """Raises BackendUnavailable if it is something else."""
         try:
             return msgspec.json.decode(self.content, type=kind)
         except (msgspec.DecodeError, ValueError) as exc:
-            raise BackendUnavailable(
-                f"the cluster sent what is no {kind.__name__}: {exc}"
-            ) from None
+            raise BackendUnavailable(f"malformed {kind.__name__} from cluster: {exc}") from None
 
 
 class KubernetesCluster:
@@ -487,8 +486,8 @@ class KubernetesCluster:
                 return StartFailed(f"the cluster refused the Pod: {message}")
             case 403:
                 return Refused(
-                    f"the cluster lets us not {verb} {what} in namespace {self.namespace}: a Role "
-                    f"has to allow the verb {verb!r} for {what} ({message})"
+                    f"the cluster forbids us to {verb} {what} in namespace {self.namespace}: a "
+                    f"Role has to allow the verb {verb!r} for {what} ({message})"
                 )
             case 404:
                 return NotFound(message)

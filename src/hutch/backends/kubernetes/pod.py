@@ -127,7 +127,7 @@ def user_of(spec: Spec, owner: tuple[int, int] | None = None) -> PodUser:
     if max(uid, gid) >= 1 << 31:
         raise InvalidRequest(f"user {spec.user!r}: the largest number is {(1 << 31) - 1}")
     if not uid and "user" not in spec.relax:
-        raise InvalidRequest("a box does not run as root, unless it is told to: relax user")
+        raise InvalidRequest("a box runs as root only with relax user")
     if uid == RELAY:
         raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
     return PodUser(uid, gid)
@@ -170,7 +170,7 @@ def body(
     disk = SCRATCH + (spec.limits.disk_size if "writable-root" in relaxed else 0)
     rooms = _rooms(spec, {mount.target for mount in mounts})
     is_open = "network" in relaxed
-    found: dict[str, object] = {
+    pod_spec: dict[str, object] = {
         "os": {"name": "linux"},
         "nodeSelector": {"kubernetes.io/os": "linux", "kubernetes.io/arch": bundle.architecture},
         "hostname": "box",
@@ -225,9 +225,9 @@ def body(
         ],
     }
     if not is_open:
-        found["dnsConfig"] = {"nameservers": ["127.0.0.1"]}
+        pod_spec["dnsConfig"] = {"nameservers": ["127.0.0.1"]}
     if spec.runtime:
-        found["runtimeClassName"] = spec.runtime
+        pod_spec["runtimeClassName"] = spec.runtime
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -247,7 +247,7 @@ def body(
                 "hutch.dev/group": f"root:x:0:\nuser:x:{user.gid}:\n",
             },
         },
-        "spec": found,
+        "spec": pod_spec,
     }
 
 
@@ -280,7 +280,7 @@ def grade_of(handler: str) -> Grade:
 def digest_of(image_id: str) -> str | None:
     """The digest of an image that a registry has, from what a node says about a container.
 
-    None for an image that was never in a registry: it cannot be asked for by what a node has.
+    None for an image that was never in a registry: it cannot be pulled by a digest.
     """
     _, is_of_registry, digest = image_id.partition("@")
     return digest if is_of_registry and _DIGEST.fullmatch(digest) else None

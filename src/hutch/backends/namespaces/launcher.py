@@ -212,7 +212,7 @@ class Launcher:
 
     def _start(self, packages: Packages | None, number: int, id: str, spec: dict[str, Any]) -> None:
         if id in self._boxes:
-            raise Conflict(f"there is a box {id} already")
+            raise Conflict(f"box {id} already exists")
         zygote = self._zygotes[packages]
         limits = Limits(**spec["limits"])
         # Outer folders first: mounted later, they would hide what is mounted inside them.

@@ -176,7 +176,7 @@ def parse_json(data: bytes, what: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise InvalidRequest(f"{what} is no JSON") from None
+        raise InvalidRequest(f"{what} is not JSON") from None
 
 
 # --- their parts -------------------------------------------------------------------------
