@@ -173,7 +173,10 @@ class BoxInfo:
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Where the kubernetes backend makes boxes. Empty: what the kubeconfig says."""
+    """Where the kubernetes backend makes boxes. Empty: what the kubeconfig says.
+
+    Raises InvalidRequest for a `bundle` that is not one of BUNDLES.
+    """
 
     context: str = ""
     namespace: str = ""

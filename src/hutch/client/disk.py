@@ -27,7 +27,10 @@ MAX_ENTRIES = 1_000_000
 
 @contextmanager
 def errors_of_ours() -> Iterator[None]:
-    """Turn an OSError of a local file into one of our errors."""
+    """Turn an OSError of a local file into one of ours.
+
+    Raises NotFound, NotPermitted, NoSpace or InvalidRequest.
+    """
     try:
         yield
     except OSError as exc:
@@ -138,6 +141,7 @@ class Tree:
         return tuple(path[len(self._root.rstrip("/")) + 1 :].split("/"))
 
     def open(self, item: Item) -> Source:
+        """Raises InvalidRequest if it is not a regular file, and OSError."""
         fd = open_below(self._fd, "/".join(item.real), READ)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):

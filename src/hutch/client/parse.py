@@ -67,6 +67,7 @@ def parse_image(image: str | ImageLike | None) -> ImageFields:
 
 
 def parse_relax(names: Sequence[Relaxation]) -> tuple[Relaxation, ...]:
+    """Raises InvalidRequest if it is not a list. The engine checks the names."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidRequest(f"relax must be a list of names, not {names!r}")
     return tuple(names)
@@ -189,6 +190,7 @@ def context_of(context: str | Context | None) -> str:
 
 
 def data_of(data: str | bytes | bytearray | memoryview) -> bytes:
+    """Raises InvalidRequest if it is neither text nor bytes."""
     if isinstance(data, str):
         return data.encode("utf-8", "surrogateescape")
     if not isinstance(data, (bytes, bytearray, memoryview)):

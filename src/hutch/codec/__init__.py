@@ -348,7 +348,10 @@ def event_of(item: object) -> str:
 
 
 def item_from(operation: StreamOperation[ItemT, T], event: str, data: bytes) -> ItemT | HutchError:
-    """The item that an event carries; for an `error` event, the error, which is not raised."""
+    """The item that an event carries; for an `error` event, the error, which is not raised.
+
+    Raises InvalidRequest for an event that is unknown or malformed.
+    """
     if event == "error":
         return error_from_json(500, data)
     if event == "done" and operation.answer is not None:

@@ -125,6 +125,7 @@ def in_query(name: str, value: object) -> str:
 
 
 def require_finite(name: str, value: object) -> None:
+    """Raises InvalidRequest for NaN and infinity, which JSON does not have."""
     if isinstance(value, float) and not isfinite(value):
         raise InvalidRequest(f"{name} must be a finite number, not {value}")
 

@@ -171,6 +171,7 @@ async def make_box_request(
 
 
 def relaxations_of(names: tuple[Relaxation, ...]) -> tuple[Relaxation, ...]:
+    """Without doubles, in our order. Raises InvalidRequest for an unknown one."""
     for name in names:
         if name not in RELAXATIONS:
             raise InvalidRequest(f"relax {name!r}: there are {', '.join(RELAXATIONS)}")

@@ -182,6 +182,7 @@ class ResultCollector:
             raise GuestMisbehaved(f"malformed result from guest: {exc}") from None
 
     def finish(self, answer: object) -> None:
+        """Raises GuestMisbehaved if it is not the answer to a cell."""
         try:
             self.answer = wire.check_answer(self._do, answer)
         except ValueError as exc:

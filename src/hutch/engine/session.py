@@ -269,6 +269,7 @@ class Session:
     # --- ports ------------------------------------------------------------------------
 
     async def list_ports(self) -> list[Port]:
+        """The ports that programs listen on. Raises GuestMisbehaved."""
         ports = guest_field(await self.link.ask(wire.Ports()), "ports", list)
         try:
             return [Port(_port(port), str(address)[:64]) for port, address in ports]
@@ -364,6 +365,7 @@ class Session:
         return [job.process for job in self._jobs.values()]
 
     def job(self, id: str) -> BackgroundJob:
+        """Raises NotFound."""
         try:
             return self._jobs[id]
         except KeyError:
@@ -428,7 +430,7 @@ class Tunnel:
 
     @classmethod
     async def open(cls, link: Link, port: int) -> Tunnel:
-        """Raises NotFound if nothing listens there."""
+        """Raises NotFound if nothing listens there, and GuestMisbehaved."""
         call = link.call(wire.Connect(port))
         try:
             if not isinstance(await anext(call, None), wire.Note):

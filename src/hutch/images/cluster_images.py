@@ -12,6 +12,8 @@ ELSEWHERE = "the nodes of a cluster pull images themselves, when a session begin
 
 
 class ClusterImages:
+    """An ImageManager that has no images. What would change them raises InvalidRequest."""
+
     async def find(
         self,
         name: str,

@@ -109,12 +109,14 @@ class Caller:
         )
 
     def check_image(self, image: str) -> None:
+        """Raises NotPermitted if the key is limited to other images."""
         if self.images and image not in self.images:
             raise NotPermitted(
                 f"this key is limited to image {' or '.join(self.images)}, not {image[:64]!r}"
             )
 
     def check_workspace(self, workspace: str | None) -> None:
+        """Raises NotPermitted if the key is limited to other workspaces."""
         if self.workspaces and workspace is not None and workspace not in self.workspaces:
             raise NotPermitted(
                 f"this key is limited to workspace {' or '.join(self.workspaces)}, "
@@ -181,7 +183,10 @@ class Keys:
         images: tuple[str, ...] = (),
         workspaces: tuple[str, ...] = (),
     ) -> Key:
-        """Only this answer contains the key itself. `expires` empty: after the default time."""
+        """Only this answer contains the key itself. `expires` empty: after the default time.
+
+        Raises InvalidRequest.
+        """
         check_owner(owner)
         if scope not in SCOPES:
             raise InvalidRequest(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")

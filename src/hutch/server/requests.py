@@ -29,7 +29,10 @@ def ttl_too_long(rules: Rules) -> str:
 def completed(
     o: op.OpenSession, rules: Rules, default_image: str, data_folder: Path
 ) -> op.OpenSession:
-    """The request with defaults filled in. Raises InvalidRequest for what is not allowed."""
+    """The request with defaults filled in.
+
+    Raises NoImage for an image that is not allowed, and InvalidRequest for anything else.
+    """
     image = image_of(o, rules, default_image)
     allowed = {own_name(name, default_image) for name in rules.allowed_images}
     if allowed and (image not in allowed or o.packages):
@@ -90,12 +93,14 @@ def with_defaults(asked: Limits, default: Limits) -> Limits:
 
 
 def checked_key(key: str) -> str:
+    """Raises InvalidRequest if it is not an idempotency key."""
     if not 1 <= len(key) <= 255 or not key.isprintable():
         raise InvalidRequest("an idempotency key has 1 to 255 printable characters")
     return key
 
 
 def check_digest(before: str | None, now: str) -> None:
+    """Raises Conflict if a request is not the one that its key was used for before."""
     if before != now:
         raise Conflict("this idempotency key was used for another request before")
 
@@ -107,6 +112,7 @@ def digest_of(o: op.OpenSession, sealer: Sealer) -> str:
 
 
 def real(path: str) -> str:
+    """A path without links. Raises InvalidRequest if no file can have it."""
     try:
         return os.path.realpath(path)
     except ValueError:  # a NUL in it

@@ -517,6 +517,7 @@ def _checked(owner: str, id: str) -> WorkspaceName:
 
 
 def check_owner(owner: str) -> str:
+    """Raises InvalidRequest if it is not a name for an owner."""
     if not OWNER.fullmatch(owner):
         raise InvalidRequest(
             "an owner is 1 to 63 of a-z, 0-9, '_', '.' and '-', and begins with a letter or "
@@ -526,6 +527,7 @@ def check_owner(owner: str) -> str:
 
 
 def checked_id(id: str) -> str:
+    """Raises InvalidRequest if it is not a name for a workspace."""
     if not ID.fullmatch(id):
         raise InvalidRequest(
             "the name of a workspace has 2 to 64 of a-z, 0-9 and '-', and begins and ends with a "

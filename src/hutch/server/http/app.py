@@ -183,7 +183,10 @@ class App:
 
 
 async def perform(cls: type[Operation[object]], request: Request) -> None:
-    """Carry out one operation, and send its answer, or its events."""
+    """Carry out one operation, and send its answer, or its events.
+
+    Raises HutchError, or HTTPError, if it fails before the response has begun.
+    """
     if cls.streams and request.method == "HEAD":
         raise HTTPError(
             405, "this path takes GET, not HEAD", headers=[(b"allow", cls.verb.encode())]

@@ -96,7 +96,7 @@ async def forward(request: Request) -> None:
 
 
 async def preview(request: Request) -> None:
-    """A request without a key, to what its token stands for."""
+    """A request without a key, to what its token stands for. Raises NotFound and HTTPError."""
     token = request.parameters["token"].removeprefix(IN_FRAME)
     previewed = request.service.previewed(token, request.peer)
     is_from_page = request.headers.get(b"origin") == b"null"

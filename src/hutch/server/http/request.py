@@ -227,6 +227,7 @@ class Request:
             self._unwatch()
 
     def query(self) -> dict[str, str]:
+        """The fields of the query. Raises InvalidRequest if there are too many, or one twice."""
         text = self.scope["query_string"].decode("latin-1")
         if not text:
             return {}
@@ -258,7 +259,10 @@ class Request:
                 yield message["body"]
 
     async def json(self, most: int = MAX_JSON) -> bytes | None:
-        """The body, which must be JSON; None if the request has no body."""
+        """The body, which must be JSON; None if the request has no body.
+
+        Raises HTTPError if it is said to be something else, or too large, and ClientDisconnected.
+        """
         length = self.headers.get(b"content-length")
         if length == b"0" or (length is None and b"transfer-encoding" not in self.headers):
             return None
@@ -280,11 +284,15 @@ class Request:
         return b"".join(pieces)
 
     def check_encoding(self) -> None:
+        """Raises HTTPError for a compressed body."""
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HTTPError(415, "Content-Encoding is not supported: send the body as it is")
 
     async def operation(self, cls: type[OperationT]) -> OperationT:
-        """The operation of this class that the request describes. Raises InvalidRequest."""
+        """The operation of this class that the request describes.
+
+        Raises InvalidRequest, HTTPError and ClientDisconnected.
+        """
         form = form_of(cls)
         if form.data:
             length = self.headers.get(b"content-length")

@@ -118,7 +118,10 @@ def _flag(body: dict[str, object], name: str) -> bool:
 
 
 def timeout_of(milliseconds: object, longest: float) -> float:
-    """In seconds: the timeout of the request, but no longer than the operator allows."""
+    """In seconds: the timeout of the request, but no longer than the operator allows.
+
+    Raises InvalidRequest if it is not a number that Sandkasten takes.
+    """
     # A timeout above the operator's limit is lowered, not refused, up to Sandkasten's own limit.
     most = max(MAX_TIMEOUT_MS, int(longest * 1000))
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int):
@@ -397,7 +400,10 @@ class FormParser:
 async def receive_files(
     request: Request, session: str, place: Callable[[object], str], limit: int
 ) -> list[str]:
-    """Write the files of a form below its `path`, which comes first. Returns their paths."""
+    """Write the files of a form below its `path`, which comes first. Returns their paths.
+
+    Raises HTTPError if it is too large or not a form, and InvalidRequest for a malformed one.
+    """
     kind, options = parse_options_header(request.headers.get(b"content-type", b""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise HTTPError(415, "files are sent as multipart/form-data here")
@@ -434,6 +440,7 @@ class UploadForm:
         self._writing: asyncio.Task[object] | None = None
 
     async def take(self, form_event: FormEvent) -> None:
+        """Raises InvalidRequest, and what writing a file raises."""
         if form_event[0] == "begin":
             name, filename = form_event[1]
             if filename is None:

@@ -121,7 +121,10 @@ async def send_bytes(
     headers: list[Header],
     length: int | None,
 ) -> None:
-    """Send a stream of bytes. More than `length` bytes are cut off; fewer break the response."""
+    """Send a stream of bytes. More than `length` bytes are cut off.
+
+    Raises HutchError if there are fewer, so that the client sees a broken response.
+    """
     try:
         piece = await _next(stream)
         after = _END if piece is _END else await _next(stream)

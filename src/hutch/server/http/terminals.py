@@ -194,6 +194,7 @@ class OutputWindow:
         self._changed = asyncio.Event()
 
     def was_taken(self, total: int) -> None:
+        """Raises InvalidRequest if that is more than was sent, or less than before."""
         if not self._taken <= total <= self._sent:
             raise InvalidRequest(f"{self._sent} bytes were sent: {total} cannot be taken")
         self._taken = total
@@ -347,6 +348,7 @@ async def _port(socket: Socket) -> None:
 
 
 def port_of(request: Request) -> int:
+    """Raises InvalidRequest."""
     text = request.parameters["port"]
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 65_535:
         raise InvalidRequest(f"a port is from 1 to 65535, not {text[:20]!a}")
