@@ -13,7 +13,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from typing import Any
 
 from hutch import operations as op
 from hutch import wire
@@ -229,17 +228,17 @@ def _error(answer: wire.KernelAnswer | None, died: str | None) -> CellError | No
 
 
 def _result(body: wire.ResultBody) -> CellResult:
-    forms: dict[str, Any] = {}
+    forms: dict[str, str] = {}
     extra: dict[str, str] = {}
+    value: object = None
     for kind, text in body["mime"].items():
         text = _text(text)
         if kind == "application/json":
             try:
                 value = json.loads(text)
                 wire.check_depth(value)
-                forms["json"] = value
             except (ValueError, RecursionError):
-                extra[kind] = text
+                value, extra[kind] = None, text
         elif kind in FORMATS:
             forms[FORMATS[kind]] = text
         else:
@@ -247,6 +246,7 @@ def _result(body: wire.ResultBody) -> CellResult:
     files = {FORMATS.get(kind, _text(kind)): _text(path) for kind, path in body["files"].items()}
     return CellResult(
         **forms,
+        json=value,
         data=body["data"],
         chart=body["chart"],
         extra=extra,

@@ -12,7 +12,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from hutch.backends.base import Backend, Box, Spec, named
 from hutch.backends.contained import BUNDLE, GuestConnector, Relays, RuntimeBundle, make_bundle
@@ -222,7 +221,10 @@ class DockerBackend(Backend):
     async def _settle(self) -> None:
         """Wait for all starts and errands, including those that they cause."""
         while self._launching or self._errands:
-            under_way: list[asyncio.Future[Any]] = [*self._launching, *self._errands]
+            under_way: list[asyncio.Future[Started] | asyncio.Task[None]] = [
+                *self._launching,
+                *self._errands,
+            ]
             await asyncio.wait(under_way)
             await asyncio.sleep(0)  # let their callbacks start more
 
@@ -283,7 +285,7 @@ class DockerBackend(Backend):
         if self._here:  # otherwise it was removed with all the others
             self._run_errand(_discarded(self._here, started))
 
-    def _run_errand(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_errand(self, work: Coroutine[object, object, None]) -> None:
         errand = asyncio.ensure_future(work)
         self._errands.add(errand)
         errand.add_done_callback(self._errands.discard)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from hutch.backends.base import Backend, Box, ByteStream, Spec, named
 from hutch.backends.contained import GuestConnector, RuntimeBundle, make_bundle
@@ -299,7 +298,10 @@ class KubernetesBackend(Backend):
     async def _settle(self) -> None:
         """Wait for all starts and errands, including those that they cause."""
         while self._launching or self._errands:
-            under_way: list[asyncio.Future[Any]] = [*self._launching, *self._errands]
+            under_way: list[asyncio.Future[StartedPod] | asyncio.Task[None]] = [
+                *self._launching,
+                *self._errands,
+            ]
             await asyncio.wait(under_way)
             await asyncio.sleep(0)  # let their callbacks start more
 
