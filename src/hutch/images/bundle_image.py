@@ -12,7 +12,6 @@ import json
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import IO
 
 from hutch.errors import InvalidRequest
 
@@ -21,6 +20,7 @@ from .oci.manifest import machine
 from .oci.reference import Reference, parse
 
 OCI = "application/vnd.oci.image"
+BinaryFile = io.BufferedRandom | io.BytesIO
 
 
 def write(bundle: Bundle, name: str, into: Path) -> None:
@@ -30,14 +30,14 @@ def write(bundle: Bundle, name: str, into: Path) -> None:
     """
     image = parse(name)
     try:
-        with tempfile.TemporaryFile() as layer, tarfile.open(into, "w") as archive:
+        with tempfile.TemporaryFile("w+b") as layer, tarfile.open(into, "w") as archive:
             _write_layer(bundle.path, layer)
             _write(archive, layer, image)
     except OSError as exc:
         raise InvalidRequest(f"cannot write {into}: {exc.strerror}") from None
 
 
-def _write_layer(folder: Path, layer: IO[bytes]) -> None:
+def _write_layer(folder: Path, layer: BinaryFile) -> None:
     with tarfile.open(fileobj=layer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(folder.rglob("*")):
             archive.add(path, str(path.relative_to(folder)), recursive=False, filter=_of_root)
@@ -50,8 +50,8 @@ def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _write(archive: tarfile.TarFile, layer: IO[bytes], image: Reference) -> None:
-    def add(path: str, size: int, content: IO[bytes]) -> None:
+def _write(archive: tarfile.TarFile, layer: BinaryFile, image: Reference) -> None:
+    def add(path: str, size: int, content: BinaryFile) -> None:
         member = tarfile.TarInfo(path)
         member.size, member.mode = size, 0o644
         content.seek(0)
@@ -61,9 +61,9 @@ def _write(archive: tarfile.TarFile, layer: IO[bytes], image: Reference) -> None
         text = json.dumps(content).encode()
         add(path, len(text), io.BytesIO(text))
 
-    def add_blob(kind: str, content: IO[bytes]) -> dict[str, object]:
+    def add_blob(kind: str, content: BinaryFile) -> dict[str, object]:
         content.seek(0)
-        digest = hashlib.file_digest(content, "sha256").hexdigest()  # type: ignore[arg-type]
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
         size = content.seek(0, io.SEEK_END)
         add(f"blobs/sha256/{digest}", size, content)
         return {"mediaType": f"{OCI}.{kind}", "digest": f"sha256:{digest}", "size": size}
