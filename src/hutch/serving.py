@@ -13,6 +13,10 @@ from typing import Any, Literal
 from .operations import Operation, SessionOperation, SessionStream, StreamOperation, route
 from .types import BoxInfo, Grade, Port, Stats
 
+# A session's id that begins so means the files of a workspace: "workspace/NAME" is the caller's,
+# "workspace/OWNER/NAME" that of another owner.
+WORKSPACE_FILES = "workspace/"
+
 
 @dataclass(frozen=True)
 class Workspace:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
 from typing import BinaryIO
 
-from hutch import codec, serving
+from hutch import serving
 
 from . import transport
 from ._async_files import AsyncFiles
@@ -28,7 +28,7 @@ class AsyncWorkspace:
     def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
         self.name = name
         self._transport = transport.async_transport(parse_server(url, api_key, needed=True))
-        self.files = AsyncFiles(codec.WORKSPACE + name, self._transport)
+        self.files = AsyncFiles(serving.WORKSPACE_FILES + name, self._transport)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

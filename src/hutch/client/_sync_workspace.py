@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import BinaryIO
 
-from hutch import codec, serving
+from hutch import serving
 
 from . import transport
 from ._sync_files import Files
@@ -29,7 +29,7 @@ class Workspace:
     def __init__(self, name: str, *, url: str | None = None, api_key: str | None = None) -> None:
         self.name = name
         self._transport = transport.transport(parse_server(url, api_key, needed=True))
-        self.files = Files(codec.WORKSPACE + name, self._transport)
+        self.files = Files(serving.WORKSPACE_FILES + name, self._transport)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

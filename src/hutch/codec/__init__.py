@@ -38,6 +38,7 @@ from hutch.errors import (
     Unauthorized,
 )
 from hutch.operations import Operation, StreamOperation
+from hutch.serving import WORKSPACE_FILES
 from hutch.types import BoxInfo, Call, CellResult, Change, Chunk, Execution, Result
 
 from .values import (
@@ -60,7 +61,6 @@ from .values import (
 
 __all__ = [
     "EVENTS",
-    "WORKSPACE",
     "Data",
     "EncodedRequest",
     "Form",
@@ -85,9 +85,6 @@ ItemT = TypeVar("ItemT")
 OperationT = TypeVar("OperationT", bound=Operation[object])
 Data = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
-# A session's id that begins so means the files of a workspace: "workspace/NAME" is the caller's,
-# "workspace/OWNER/NAME" that of another owner.
-WORKSPACE = "workspace/"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -168,9 +165,11 @@ def request_of(operation: Operation[object]) -> EncodedRequest:
     route = cls.route
     values = {name: clean(getattr(operation, name), name) for name in form.parameters}
     owner = ""
-    if "/files" in route and values.get("session", "").startswith(WORKSPACE):
+    if "/files" in route and values.get("session", "").startswith(WORKSPACE_FILES):
         route = route.replace("/sessions/", "/workspaces/")
-        owner, _, values["session"] = values["session"].removeprefix(WORKSPACE).rpartition("/")
+        owner, _, values["session"] = (
+            values["session"].removeprefix(WORKSPACE_FILES).rpartition("/")
+        )
     path = _PARAMETER.sub(lambda match: quoted(values[match[1]]), route)
     query = {"owner": owner} if owner else {}
     for name, hint in form.query.items():
@@ -220,7 +219,7 @@ def operation_of(
             values[name] = clean(path[name], name)
         else:  # a route to the files of a workspace
             owner = clean(query["owner"], "owner") + "/" if query.get("owner") else ""
-            values[name] = WORKSPACE + owner + clean(path["workspace"], "workspace")
+            values[name] = WORKSPACE_FILES + owner + clean(path["workspace"], "workspace")
             query = {name: text for name, text in query.items() if name != "owner"}
     for name, text in query.items():
         if name not in form.query:

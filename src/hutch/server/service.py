@@ -74,7 +74,6 @@ ItemT = TypeVar("ItemT")
 log = logging.getLogger("hutch")
 TICK = 5  # seconds between two rounds of housekeeping
 MAX_LIST = 1000
-FILES = "workspace/"  # prefix of a `session` that stands for the files of a workspace
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
 
 
@@ -312,9 +311,9 @@ class Service:
 
         Raises NotPermitted if it is another owner's, and the caller is no admin.
         """
-        if not id.startswith(FILES):
+        if not id.startswith(serving.WORKSPACE_FILES):
             return None
-        owner, _, name = id.removeprefix(FILES).rpartition("/")
+        owner, _, name = id.removeprefix(serving.WORKSPACE_FILES).rpartition("/")
         caller.check_owner(owner or None, "workspaces need")
         caller.check_workspace(name)
         return owner or caller.owner, name

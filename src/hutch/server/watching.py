@@ -1,4 +1,7 @@
-"""What owners and operators look at: the server, its sessions, metrics, settings and logs."""
+"""What owners and operators look at: the server, its sessions, metrics, settings and logs.
+
+Operators can also change settings here.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ class SettingsEditor(Protocol):
 
 
 class Watching:
-    """Answers operations that only read. Each caller sees what their key allows."""
+    """Answers operations that read, and those on settings. Callers see what their key allows."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ from .request import (
     Send,
     workspace_name,
 )
-from .routes import SESSION, Route, Router, templates
+from .routes import SESSION_PATTERN, Route, Router, templates
 from .streams import EVENT_STREAM, send_events
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 MAX_UPLOAD = 10 << 20  # bytes, of a form with files; other ways to send files have no limit
 HEALTH = ("/healthz", "/readyz")  # answered however many connections there are
-_SESSION = re.compile(SESSION)
+_SESSION = re.compile(SESSION_PATTERN)
 log = logging.getLogger("hutch.server.http")
 
 # Operations whose answer is not simply JSON or events.

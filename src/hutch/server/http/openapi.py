@@ -19,7 +19,7 @@ from hutch.codec import form_of
 from hutch.errors import BY_CODE
 from hutch.types import Chunk
 
-from .routes import SESSION, WORKSPACE, templates
+from .routes import SESSION_PATTERN, WORKSPACE_PATTERN, templates
 from .sandkasten import MAX_READ_BYTES, MAX_TIMEOUT_MS
 
 REF = "#/components/schemas/"
@@ -151,8 +151,8 @@ _OWNER: Schema = {
 def _in_path(template: str) -> list[Schema]:
     names = [part[1:-1] for part in template.split("/") if part.startswith("{")]
     patterns = {
-        "session": {"pattern": f"^({SESSION})$"},
-        "workspace": {"pattern": f"^{WORKSPACE}$"},
+        "session": {"pattern": f"^({SESSION_PATTERN})$"},
+        "workspace": {"pattern": f"^{WORKSPACE_PATTERN}$"},
     }
     return [
         {

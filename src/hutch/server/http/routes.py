@@ -15,8 +15,8 @@ from .request import HTTPError
 T = TypeVar("T")  # the handler of a route
 
 # Patterns as JSON schemas have them: without anchors, and without what only Python knows.
-SESSION = "[0-9a-f]{8}-[0-9a-f]{3,4}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-WORKSPACE = "[a-z0-9][a-z0-9-]{0,62}[a-z0-9]"
+SESSION_PATTERN = "[0-9a-f]{8}-[0-9a-f]{3,4}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+WORKSPACE_PATTERN = "[a-z0-9][a-z0-9-]{0,62}[a-z0-9]"
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hutch import operations as op
-from hutch.codec import WORKSPACE, dump, load_object, to_json
+from hutch.codec import dump, load_object, to_json
 from hutch.errors import HutchError, InvalidRequest
+from hutch.serving import WORKSPACE_FILES
 from hutch.types import Chunk, Result
 
 from .request import Act, HTTPError, Request
@@ -250,7 +251,7 @@ class Cleaner:
 def _place(request: Request) -> tuple[str, Callable[[object], str]]:
     """The session or workspace, and the function that maps Sandkasten's paths to ours."""
     if "workspace" in request.parameters:
-        return WORKSPACE + request.parameters["workspace"], _relative
+        return WORKSPACE_FILES + request.parameters["workspace"], _relative
     return request.parameters["session"], _absolute
 
 
