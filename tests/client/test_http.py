@@ -137,6 +137,7 @@ def test_a_key_is_shown_nowhere(server):
     [
         ("ftp://x", "a url is http://"), ("x", "a url is"), ("", "a url is"),
         ("http://x:99999", "a url is"), ("http://", "a url is"),
+        ("http://bücher..example", "a url is"),
         ("http://user:pass@x", "give the key as api_key"), ("http://x?key=1", "api_key"),
     ],
 )  # fmt: skip

@@ -62,18 +62,17 @@ def address_of(url: str) -> Address:
         return Address(f"unix:{path}", "http", "localhost", 80, socket=path)
     try:
         parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
+        port, host = parts.port, parts.hostname or ""
+        if not host.isascii():
+            host = host.encode("idna").decode()
+    except ValueError:  # so is a UnicodeError
         raise _wrong(url) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not host:
         raise _wrong(url)
     if parts.username is not None or parts.query or parts.fragment:
         raise InvalidRequest("a url has no user, query or fragment: give the key as api_key")
     port = port or (443 if parts.scheme == "https" else 80)
-    host = parts.hostname.encode("idna").decode() if not parts.hostname.isascii() else None
-    return Address(
-        url.rstrip("/"), parts.scheme, host or parts.hostname, port, prefix=parts.path.rstrip("/")
-    )
+    return Address(url.rstrip("/"), parts.scheme, host, port, prefix=parts.path.rstrip("/"))
 
 
 def _wrong(url: str) -> InvalidRequest:
