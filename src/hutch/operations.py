@@ -237,7 +237,7 @@ class ListSessions(Operation[list[BoxInfo]]):
 @route("GET", "/sessions/{session}")
 @dataclass(frozen=True)
 class GetSession(SessionOperation[BoxInfo]):
-    """Answers its BoxInfo, also after its end, as long as the server remembers it."""
+    """Answers its BoxInfo, even after its end, as long as the server remembers it."""
 
 
 @route("POST", "/sessions/{session}/extend")

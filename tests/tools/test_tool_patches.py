@@ -149,7 +149,7 @@ def test_a_patch_is_forgiven_what_models_get_wrong(tools, shared_box):
 
 @pytest.mark.parametrize(
     ("patch", "said"),
-    [("hello", "this is no patch"), (between(), "changes nothing"),
+    [("hello", "this is not a patch"), (between(), "changes nothing"),
      (between("*** Update File: a"), "does not say what to change in a"),
      (between("*** Add File: a", "no plus"), "line 3 of the patch"),
      (between("*** Rename File: a"), "line 2 of the patch is '*** Rename File: a'"),

@@ -140,7 +140,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def list(self) -> list[str]:
-        """Ids of all live boxes, also of those that an earlier process left to this one."""
+        """Ids of all live boxes, including those that an earlier process left to this one."""
 
     @abstractmethod
     async def folder(self) -> str:

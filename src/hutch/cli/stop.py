@@ -34,7 +34,7 @@ def build_parser() -> Parser:
         "Stop the server of this machine, and wait until it has ended. Sessions keep\n"
         "running, with all that runs in them, until their deadline; when the server is\n"
         "started again, it takes them over.",
-        "exit codes: 0, also if no server runs; 125 if hutch failed.",
+        "exit codes: 0, even if no server runs; 125 if hutch failed.",
     )
     parser.add_argument("sessions", nargs="*", help=argparse.SUPPRESS)  # as docker takes them
     parser.add_argument(

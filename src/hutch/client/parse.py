@@ -77,7 +77,7 @@ def parse_server(url: str | None, api_key: str | None, *, needed: bool = False) 
     """The server that the arguments or the environment name; None if neither names one.
 
     The key in the environment is for the server in the environment: no other server gets it.
-    Raises InvalidRequest, also if there is no server and one is `needed`.
+    Raises InvalidRequest for a wrong one, or if there is none and one is `needed`.
     """
     usual = os.environ.get("HUTCH_URL") or None
     if url is None:

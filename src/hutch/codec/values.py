@@ -4,7 +4,7 @@ msgspec encodes, decodes and checks. This module adds what it cannot do:
 
 - A field whose name ends in `_at` is seconds since 1970 in Python and RFC 3339 in JSON.
 - A Result or a Chunk is sent as text where its bytes are that text, and as base64 otherwise.
-- A request with an unknown field is refused, also in a nested record.
+- A request with an unknown field is refused, even in a nested record.
 - A request that is refused gets a message that names the field and says what is allowed.
 - A key that is in an object twice is refused, and text may have surrogates for invalid bytes.
 """

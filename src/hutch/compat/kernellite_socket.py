@@ -168,7 +168,7 @@ class UnixListener:
             raise InvalidRequest(f"{self.path.parent / LOG}: {exc.strerror}") from exc
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise InvalidRequest(f"{self.path.parent / LOG} is no file: remove it")
+            raise InvalidRequest(f"{self.path.parent / LOG} is not a file: remove it")
         return Log(fd)
 
     def close(self) -> None:

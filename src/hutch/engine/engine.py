@@ -330,7 +330,7 @@ class Engines:
 
     async def close(self) -> None:
         try:
-            while self._made:  # also those that are made during an await
+            while self._made:  # including those that are made during an await
                 name = next(iter(self._made))
                 await self._made[name].close()
                 self._made.pop(name, None)

@@ -213,7 +213,7 @@ class Output:
         self.close()
 
     def close(self) -> None:
-        """Remove it, also on disk."""
+        """Remove it, on disk too."""
         self.is_dropped = True
         self._remove()
 

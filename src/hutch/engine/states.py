@@ -57,7 +57,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         "lost": "crashed",
     },
     "destroying": {
-        "close": "destroying",  # closing twice is no error
+        "close": "destroying",  # closing twice is not an error
         "gone": "destroyed",
         "expire": "expired",
         "lost": "crashed",

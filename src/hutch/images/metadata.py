@@ -21,7 +21,7 @@ UNICODE_PATH = 0x7075  # the id of an extra field that gives a file another name
 
 
 def read_metadata(wheel: str) -> bytes:
-    """The content of METADATA. Raises ValueError, or what `zipfile` raises, if it is no wheel."""
+    """The content of METADATA. Raises ValueError or what `zipfile` raises if it is not a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         infos = archive.infolist()
         names = {info.filename for info in infos}

@@ -204,7 +204,7 @@ def _quickly(
 def _carefully(
     namespace: dict[str, object], source: Source, lost: Losses, other_python: bool
 ) -> tuple[dict[str, object], dict[str, object], Losses]:
-    """Load what can be loaded. Returns also what failed."""
+    """Load what can be loaded. Also returns what failed."""
     salvage = Salvage(source, iter(source), source.text, other_python)
     around = source.around if isinstance(source, FirstFormat) else salvage.load()
     lost += surroundings.apply(around)

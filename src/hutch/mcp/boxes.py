@@ -91,7 +91,7 @@ class McpBoxes:
         self._forget(id)
 
     async def leave(self, client: McpClient) -> None:
-        """Close the caller's own box, also one that is still being opened."""
+        """Close the caller's own box, even one that is still being opened."""
         opening = self._own.get((client.name, client.session_id))
         if opening and opening.has_begun:
             with suppress(HutchError):  # its caller has the error

@@ -166,7 +166,7 @@ class Audit:
             if now - self._complained >= REPEAT:
                 self._complained = now
                 log.error(
-                    "cannot write the audit log in %s: %s; requests are answered all the same, "
+                    "cannot write the audit log in %s: %s; requests are still answered, "
                     "and lines that are missing are counted",
                     self.folder,
                     exc.strerror or exc,

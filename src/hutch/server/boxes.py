@@ -82,7 +82,7 @@ class BoxSource:
 
 
 def _fits(warm: StartedBox, request: BoxRequest, digest: str | None) -> bool:
-    """Whether a box of the pool fits a request, also if its image was built again since.
+    """Whether a box of the pool fits a request, even if its image was built again since.
 
     `digest`: of the image as it is now, if the backend knows it.
     """

@@ -70,7 +70,7 @@ class Database:
         return await writing
 
     async def close(self) -> None:
-        """Close it after the work that is queued. Closing twice is no error."""
+        """Close it after the work that is queued. Closing twice is not an error."""
         try:
             await self._run(self._close)
         except ServerUnavailable:

@@ -71,7 +71,7 @@ class _Interval:
     at: float  # when it ended
     short: float  # seconds
     long: float | None  # seconds of the longer one, if that ends, too
-    is_kept: bool = False  # also if nothing happened
+    is_kept: bool = False  # even if nothing happened
 
 
 # The fields of a Sample after its time, but with the states as counts: as a record, each would take

@@ -1,7 +1,7 @@
 """Journals: what happened in a session, one line for each event, in a file of bounded size.
 
 A file of JSON lines that is only appended to. When it exceeds its limit, the older half is removed,
-and a line says how many entries that was. Numbers continue, also after a crash that tore the last
+and a line says how many entries that was. Numbers continue, even after a crash that tore the last
 line. Adding never fails: entries that do not fit on a full disk are counted, and a line before the
 next one that fits says how many are missing.
 """

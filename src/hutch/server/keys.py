@@ -91,7 +91,7 @@ class Caller:
         return None if self.scope == "admin" else self.owner
 
     def check_owner(self, owner: str | None, what: str) -> None:
-        """Raises NotPermitted if it is another owner's, and this caller is no admin.
+        """Raises NotPermitted if it is another owner's, and this caller is not an admin.
 
         `what`: such as "sessions need".
         """
@@ -296,7 +296,7 @@ class Keys:
         return key.parent not in self._digests
 
     def _expiry_of(self, key: Key) -> float | None:
-        """When it expires; a temporary key, also when what it came from does."""
+        """When it expires: a temporary key no later than the key that it came from."""
         parent = self._keys.get(key.parent)
         if parent is None or parent.expires_at is None:
             return key.expires_at
@@ -388,7 +388,7 @@ class Keys:
         ]
 
     async def revoke(self, id: str) -> None:
-        """Revoke a key, and end what it has open. Revoking twice is no error.
+        """Revoke a key, and end what it has open. Revoking twice is not an error.
 
         Raises NotFound.
         """

@@ -255,7 +255,7 @@ class Pool(Generic[W]):
         return [self._state(image) for image in sorted(images)]
 
     async def close(self) -> None:
-        """Kill every box that was not given out, also those that are being started."""
+        """Kill every box that was not given out, including those that are being started."""
         self._closed = True
         under_way = [*self._starts, *([self._keeper] if self._keeper else [])]
         for task in under_way:

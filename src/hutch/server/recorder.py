@@ -207,7 +207,7 @@ def _detail(operation: Recorded, answer: object) -> dict[str, str]:
             return {"quota": str(change.quota), **of}
         case serving.SizePool() as pool, _:
             return {"size": str(pool.size)}
-        case serving.ChangeSettings() as settings, _:  # also of one that was refused
+        case serving.ChangeSettings() as settings, _:  # even of one that was refused
             return {"keys": " ".join(sorted(settings.changes))[:1000]}
         case serving.PreviewPort() as preview, _:
             return {"port": preview.port[:5]}

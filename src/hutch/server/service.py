@@ -309,7 +309,7 @@ class Service:
     def _workspace_of(self, id: str, caller: Caller) -> tuple[str, str] | None:
         """The owner and the name of the workspace that a session id stands for, if it does.
 
-        Raises NotPermitted if it is another owner's, and the caller is no admin.
+        Raises NotPermitted if it is another owner's, and the caller is not an admin.
         """
         if not id.startswith(serving.WORKSPACE_FILES):
             return None

@@ -314,7 +314,7 @@ class Sessions:
         raise SessionEnded(f"session {id} is {info.status}" + (f": {info.why}" if info.why else ""))
 
     async def info(self, id: str, owner: str | None) -> BoxInfo:
-        """The record of a session, also of one that has ended. Raises NoSession."""
+        """The record of a session, even of one that has ended. Raises NoSession."""
         if life := self.lives.get(id):
             info = life.info
         elif id in self.stranded.all:

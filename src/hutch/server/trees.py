@@ -108,9 +108,9 @@ def size_of(folder: Path, stop: Event | None = None) -> int:
 
     A file with several names counts once.
 
-    Root sees everything, also what is moved during the walk. An ordinary user, or a file system
-    without handles, walks by name: a folder that cannot be read is made readable, and what is
-    moved may be missed, so the largest of a few walks counts.
+    Root sees everything, including what is moved during the walk. An ordinary user, or a file
+    system without handles, walks by name: a folder that cannot be read is made readable, and what
+    is moved may be missed, so the largest of a few walks counts.
     """
     try:
         top = _open(str(folder), None)

@@ -5,7 +5,7 @@ Without the mount there is no such folder, so a box never gets the unlimited fol
 
 Images are sparse: they take as much of the disk as their files do, and removed files give it back.
 An image is made under another name and renamed when it is complete, so a crash leaves no incomplete
-image. A loop device is freed with its last mount, also with that of a box.
+image. A loop device is freed with its last mount, even if that is in a box.
 
 Everything here blocks: call it in a thread.
 """

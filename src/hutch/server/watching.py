@@ -271,7 +271,10 @@ class Watching:
     # --- one session
 
     async def info_of(self, id: str, caller: Caller) -> BoxInfo:
-        """The record of a session, also if it has ended. Raises NotYours likewise."""
+        """The record of a session, even of one that has ended.
+
+        Raises NotYours if the caller may not see it.
+        """
         info = await self._sessions.info(id, None)
         owner = caller.seen_owner
         if owner not in (None, info.owner) or not caller.reaches(info):

@@ -76,7 +76,7 @@ def parse(patch: str) -> list[FileChange]:
     elif any(line.startswith(("--- ", "diff --git ")) for line in lines):
         changes = _Unified(lines).parse()
     else:
-        raise InvalidRequest(f"this is no patch: {HOW}")
+        raise InvalidRequest(f"this is not a patch: {HOW}")
     if not changes:
         raise InvalidRequest(f"this patch changes nothing: {HOW}")
     for change in changes:
