@@ -10,6 +10,7 @@ import pytest
 
 from hutch.cli.init import template
 from hutch.errors import InvalidRequest
+from hutch.factory import NAMES
 from hutch.settings import FIELDS, SANDKASTEN_KEYS, Settings, variable_of
 from hutch.settings.reading import NO_FILE, Loaded, examine, find_file, load
 from hutch.settings.values import ListenAddress
@@ -134,6 +135,11 @@ def test_keys_cannot_live_longer_by_default_than_they_may(write: Write) -> None:
 
 def test_an_empty_variable_sets_nothing() -> None:
     assert loaded(env={"HUTCH_API_KEY": "", "HUTCH_LISTEN": ""}).settings == Settings(DATA)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_server_can_have_each_backend_that_there_is(name: str) -> None:
+    assert loaded(backend=name).settings.backend == name
 
 
 @pytest.mark.parametrize("key", FIELDS)
