@@ -63,7 +63,7 @@ class Box(ABC):
 
         Raises BackendUnavailable if what leads to the box is away, and the box may live. There is
         one at a time: a new connection replaces the one before. The guest's shells,
-        kernels and jobs do not notice.
+        kernels and programs do not notice.
         """
 
     async def outlive(self, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Box(ABC):
 
 
 class Backend(ABC):
-    """Makes boxes. A new backend is this class, `Box`, and a row in the docs."""
+    """Makes boxes. CONTRIBUTING.md lists what a new backend needs besides this class and `Box`."""
 
     name: ClassVar[str]
     default_image: ClassVar[str] = "host"
@@ -124,10 +124,11 @@ class Backend(ABC):
 
     @abstractmethod
     async def start(self, spec: Spec, id: str | None = None) -> Box:
-        """Return once the guest can be reached. On StartFailed, nothing is left behind.
+        """Return once the guest can be reached. If this raises, nothing is left behind.
 
-        `id`: the name of the box (see `named`); by default, it gets one. Raises Conflict if there
-        is a box of that name.
+        `id`: the name of the box (see `named`); by default, it gets one. Raises Conflict if a box
+        of that name exists, NotFound if there is no such image, InvalidRequest for what this
+        backend cannot do, NoCapacity, BackendUnavailable, and StartFailed.
         """
 
     @abstractmethod
