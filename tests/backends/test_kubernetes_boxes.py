@@ -222,8 +222,13 @@ def test_a_guest_that_cannot_start_says_which_step_failed(boxes: Boxes) -> None:
 
 
 @contextmanager
-def as_somebody(boxes: Boxes, folder: Path, *rules: tuple[str, tuple[str, ...]]) -> Iterator[None]:
-    """KUBECONFIG is that of a service account which may do this and no more."""
+def as_somebody(
+    boxes: Boxes, folder: Path, *rules: tuple[str, tuple[str, ...]]
+) -> Iterator[Callable[[], None]]:
+    """KUBECONFIG is that of a service account which may do this and no more.
+
+    Gives what revokes its token.
+    """
     name = "limited"
     account: dict[str, object] = {"metadata": {"name": name}}
     role = {
@@ -248,10 +253,14 @@ def as_somebody(boxes: Boxes, folder: Path, *rules: tuple[str, tuple[str, ...]])
         removed(boxes, f"{rbac}/roles", role),
         removed(boxes, f"{rbac}/rolebindings", binding),
     ):
+        secret: dict[str, object] = {"metadata": {"generateName": "token-"}}
+        kept = ask(boxes.cluster, "POST", f"{boxes.path}/secrets", secret)["metadata"]["name"]
+        # It is valid as long as this is there.
+        bound = {"boundObjectRef": {"kind": "Secret", "apiVersion": "v1", "name": kept}}
         path = f"{boxes.path}/serviceaccounts/{name}/token"
-        token = ask(boxes.cluster, "POST", path, {"spec": {}})["status"]["token"]
+        token = ask(boxes.cluster, "POST", path, {"spec": bound})["status"]["token"]
         with _with_token(boxes.cluster, folder, token):
-            yield
+            yield lambda: ask(boxes.cluster, "DELETE", f"{boxes.path}/secrets/{kept}")
 
 
 @contextmanager
@@ -275,7 +284,13 @@ ALL = {
 
 @pytest.mark.parametrize(
     ("what", "verb"),
-    [("pods", "create"), ("pods", "list"), ("pods", "watch"), ("pods/exec", "create")],
+    [
+        ("pods", "create"),
+        ("pods", "list"),
+        ("pods", "watch"),
+        ("pods/exec", "create"),
+        ("pods/exec", "get"),
+    ],
 )
 def test_a_role_that_lacks_one_verb_is_told_which(
     boxes: Boxes, tmp_path: Path, what: str, verb: str
@@ -292,7 +307,41 @@ def test_a_role_that_lacks_one_verb_is_told_which(
 
     with as_somebody(boxes, tmp_path, *rules.items()):
         with_backend(boxes, work)
-    for left in boxes.pods():  # it could not watch them end
+    remove_pods(boxes)  # it could not watch them end
+
+
+def test_who_may_not_delete_pods_is_told_and_they_end_by_themselves(
+    boxes: Boxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "ALONE", 1.0)
+    monkeypatch.setattr(box, "TELL", 0.2)
+    rules = {**ALL, "pods": ("create", "get", "list", "watch")}
+
+    async def work(backend: KubernetesBackend) -> None:
+        async with asyncio.timeout(SECONDS):
+            made = await backend.start(SMALL)
+            with pytest.raises(BackendUnavailable, match="allow the verb 'delete' for pods"):
+                await made.kill()
+            while any(p["status"]["phase"] == "Running" for p in boxes.pods()):
+                await asyncio.sleep(0.1)
+
+    with as_somebody(boxes, tmp_path, *rules.items()):
+        with_backend(boxes, work)
+    remove_pods(boxes)
+
+
+def test_who_may_not_get_pods_is_told_when_a_box_is_adopted(boxes: Boxes, tmp_path: Path) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        with pytest.raises(BackendUnavailable, match="allow the verb 'get' for pods"):
+            await backend.adopt("one")
+
+    with as_somebody(boxes, tmp_path, *{**ALL, "pods": ("list", "watch")}.items()):
+        with_backend(boxes, work)
+
+
+def remove_pods(boxes: Boxes) -> None:
+    """Those that a test had no right to remove."""
+    for left in boxes.pods():
         boxes.cluster.request("DELETE", f"{boxes.path}/pods/{left['metadata']['name']}")
 
 
@@ -321,6 +370,28 @@ def test_a_token_that_is_not_valid_is_said(boxes: Boxes, tmp_path: Path) -> None
 
     with _with_token(boxes.cluster, tmp_path, "nonsense"):
         with_backend(boxes, work)
+
+
+def test_a_token_that_is_revoked_is_said_and_what_runs_goes_on(
+    boxes: Boxes, tmp_path: Path
+) -> None:
+    with as_somebody(boxes, tmp_path, *ALL.items()) as revoke:
+
+        async def work(backend: KubernetesBackend) -> None:
+            made = await backend.start(SMALL)
+            link = await Link.open(await made.connect())
+            revoke()
+            with pytest.raises(BackendUnavailable, match=r"does not know us.*expired"):
+                while True:  # the cluster remembers for some seconds that it was valid
+                    await backend.list()
+                    await asyncio.sleep(0.2)
+            assert await sh(link, "echo on") == (0, b"on\n")
+            await link.close()
+            with pytest.raises(BackendUnavailable, match="does not know us"):
+                await made.kill()
+
+        with_backend(boxes, work)
+    remove_pods(boxes)
 
 
 def test_a_cluster_that_is_not_there_is_said(boxes: Boxes, tmp_path: Path) -> None:

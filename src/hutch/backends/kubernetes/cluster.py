@@ -41,6 +41,7 @@ QUIET = 90.0  # seconds without a word from a watch; a cluster sends bookmarks o
 PAUSE, LONG_PAUSE = 0.2, 5.0  # seconds between two attempts, growing
 PAGE = 500
 GONE_KEPT = 1000
+CANNOT = re.compile(r"\bcannot ([a-z]+) resource\b")
 T = TypeVar("T")
 
 
@@ -485,6 +486,8 @@ class KubernetesCluster:
             case 403 if what != "pods/exec" and "cannot" not in message:
                 return StartFailed(f"the cluster refused the Pod: {message}")
             case 403:
+                # An exec may lack either of two verbs, and only the cluster knows which.
+                verb = said[1] if (said := CANNOT.search(message)) else verb
                 return Refused(
                     f"the cluster forbids us to {verb} {what} in namespace {self.namespace}: a "
                     f"Role has to allow the verb {verb!r} for {what} ({message})"
