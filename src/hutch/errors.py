@@ -217,7 +217,11 @@ class GuestMisbehaved(BoxError):
 
 
 class BackendUnavailable(HutchError):
-    """This machine cannot do this. `hutch doctor` says what is missing."""
+    """This machine cannot do this, or not now: `hutch doctor` says what is missing.
+
+    Also if a box cannot be reached for now, or a request was stopped because the connection to its
+    box broke: the message says which, and what is known.
+    """
 
     code, status = "backend_unavailable", 503
 

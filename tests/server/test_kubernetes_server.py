@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cluster_of_tests import ask
 from daemon_of_tests import Daemon, wait_for
 from docker_of_tests import DEBIAN
-from hutch import InvalidRequest, Sandbox
+from hutch import BoxLost, InvalidRequest, Sandbox
 from kubernetes_of_tests import Boxes
 from kubernetes_of_tests import boxes as boxes
 from kubernetes_of_tests import with_runtime as with_runtime
@@ -53,3 +55,18 @@ def test_stop_kill_leaves_no_pod_even_of_a_server_that_is_gone(
     assert len(boxes.pods()) == 1
     said = daemon.hutch("stop", "--kill").stdout
     assert "ended 1 Pod " in said and not boxes.pods()
+
+
+def test_a_pod_that_is_deleted_under_a_command_ends_its_session_and_says_so(
+    tmp_path: Path, boxes: Boxes
+) -> None:
+    with server(tmp_path / "data", boxes) as daemon, ThreadPoolExecutor() as threads:
+        box = Sandbox.create(url=daemon.url, ttl=600)
+        running = threads.submit(box.commands.run, "touch /tmp/begun; sleep 1000")
+        assert wait_for(lambda: box.files.exists("/tmp/begun"), 60)
+        (pod,) = boxes.pods()
+        ask(boxes.cluster, "DELETE", f"{boxes.path}/pods/{pod['metadata']['name']}")
+        with pytest.raises(BoxLost, match="gone"):
+            running.result(60)
+        assert wait_for(lambda: box.refresh().status == "crashed", 60)
+        assert "reconnected" not in [entry.kind for entry in box.journal()]
