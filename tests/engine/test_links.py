@@ -23,7 +23,7 @@ from hutch.engine.session import Session
 from hutch.engine.survey import BoxSurvey, survey
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, ServerUnavailable
 from hutch.operations import Operation, T
-from hutch.testing.fake import FakeBackend
+from hutch.testing.fake import FakeBackend, FakeBox
 from hutch.types import Chunk, Execution, Process, Result
 
 SECONDS = 120
@@ -222,6 +222,23 @@ def test_a_box_that_dies_meanwhile_is_lost_for_all_who_wait() -> None:
         for one in (running, waiting, come, asyncio.create_task(away.shell("true"))):
             with pytest.raises(BoxLost, match="gone"):
                 await one
+
+    with_session(work)
+
+
+def test_a_box_that_ends_with_its_link_is_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeBox, "outlives_links", False)
+
+    async def work(away: Away) -> None:
+        program = await away.start("sleep 1000")
+        running = await away.under_way("sleep 1000")
+        away.backend.go_away()
+        for one in (running, away.wait(program.id), away.shell("true")):
+            with pytest.raises(BoxLost, match="hung up") as lost:
+                await one
+            assert lost.value.__cause__ is None
+        while await away.backend.list():
+            await asyncio.sleep(0.02)
 
     with_session(work)
 

@@ -222,9 +222,7 @@ class Lifecycle:
                 async for item in stream:
                     yield self._finished(item, operation)
             except HutchError as exc:
-                if exc is not link.failure:
-                    raise
-                raise await session.links.fate(link) from exc
+                await session.links.explain(exc, link)
             finally:
                 await stream.aclose()
 

@@ -3,7 +3,7 @@
 Where a cluster or an engine carries the connection to a guest, it ends with what carries it, such
 as an API server that is restarted. The guest then stops the requests of that connection, and keeps
 shells, kernels and background programs. So whoever waits for an answer gets an error that says what
-is known (`fate`), whoever comes now waits for the next link (`working`), and background programs
+is known (`explain`), whoever comes now waits for the next link (`working`), and background programs
 continue on it.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from hutch.backends.base import Box, ByteStream
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, IncompatibleBox
@@ -90,20 +90,23 @@ class Links:
                 ) from None
 
     async def carry(self, work: Awaitable[T]) -> T:
-        """What `work` returns, which uses the current link. If that breaks: see `fate`."""
+        """What `work` returns, which uses the current link. Raises as `explain`."""
         link = self.current
         try:
             return await work
         except HutchError as exc:
-            if exc is not link.failure:
-                raise
-            raise await self.fate(link) from exc
+            await self.explain(exc, link)
 
-    async def fate(self, link: Link) -> HutchError:
-        """The error for a request that was under way when its link ended.
+    async def explain(self, exc: HutchError, link: Link) -> NoReturn:
+        """Raise the error of a request; if it is what ended its link, what became of the box.
 
-        Waits until it is known whether the box lives, but not for long.
+        Waits until that is known, but not for long.
         """
+        if exc is link.failure and (known := await self._fate(link)) is not exc:
+            raise known from exc
+        raise exc
+
+    async def _fate(self, link: Link) -> HutchError:
         broke = (
             f"the connection to box {self._box.id} broke while this was under way ({link.failure})"
         )
