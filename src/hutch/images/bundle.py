@@ -92,7 +92,7 @@ class Bundle:
 
         It needs no variables, no /proc, no /dev and no file outside `at`.
         """
-        loader = _loader(self.path / "bin/python3").name
+        loader = loader_of(self.path / "bin/python3").name
         start = [f"{at}/lib/{loader}", "--library-path", f"{at}/lib", f"{at}/bin/python3"]
         # UTF-8, whatever the locale of the image: file names come from the user of the box.
         return [*start, "-I", "-S", "-X", "utf8", "-m", module, *args]
@@ -111,7 +111,7 @@ def build(into: Path, extra: Mapping[str, bytes] | None = None) -> Bundle:
     # In a venv, use the Python that it was made from, which has the standard library.
     interpreter = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     extra = extra or {}
-    finished = into / _digest(interpreter, _loader(interpreter), extra)
+    finished = into / _digest(interpreter, loader_of(interpreter), extra)
     if not finished.is_dir():
         into.mkdir(parents=True, exist_ok=True)
         with _alone(into):
@@ -196,27 +196,29 @@ def _lay_out(interpreter: Path, folder: Path) -> None:
         (folder / new).mkdir(parents=True)
 
     for name, source in _our_files():
-        _copy_file(source, folder / name)
+        copy_file(source, folder / name)
     init = folder / "site/hutch/__init__.py"  # empty: the real one is the API for the host
     init.touch()
     _compile(init, init)
     (home / "hutch").symlink_to("../../site/hutch")
     (folder / "aliases/python").symlink_to("/usr/bin/python3")  # the image's
     for source in _stdlib_files(stdlib):
-        _copy_file(source, home / source.relative_to(stdlib))
+        copy_file(source, home / source.relative_to(stdlib))
 
-    loader = _loader(interpreter)
-    (folder / "bin/python3").write_bytes(_trimmed(interpreter.read_bytes()))
-    libraries = _needed(loader, interpreter)
+    loader = loader_of(interpreter)
+    (folder / "bin/python3").write_bytes(trimmed(interpreter.read_bytes()))
+    libraries = needed_libraries(loader, interpreter)
     if libraries is None:
         raise BackendUnavailable(f"{interpreter} needs a library that is not there; see ldd")
     for source in sorted(extensions.glob("*.so")):
-        needed = None if UNUSED_EXTENSIONS.fullmatch(source.name) else _needed(loader, source)
+        needed = (
+            None if UNUSED_EXTENSIONS.fullmatch(source.name) else needed_libraries(loader, source)
+        )
         if needed is not None:  # if a library is missing, the host cannot import it either
             libraries |= needed
-            (home / "lib-dynload" / source.name).write_bytes(_trimmed(source.read_bytes()))
+            (home / "lib-dynload" / source.name).write_bytes(trimmed(source.read_bytes()))
     for name, source in (libraries | {loader.name: loader}).items():
-        content = _trimmed(source.read_bytes())
+        content = trimmed(source.read_bytes())
         if name == loader.name:
             # With an empty path, the loader finds no file to preload from.
             content = content.replace(PRELOAD, bytes(len(PRELOAD)))
@@ -247,7 +249,7 @@ def _stdlib_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _copy_file(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(source.read_bytes())
     if source.suffix == ".py":
@@ -265,7 +267,7 @@ def _compile(source: Path, target: Path) -> None:
     cached.write_bytes(head + marshal.dumps(code))
 
 
-def _needed(loader: Path, binary: Path) -> dict[str, Path] | None:
+def needed_libraries(loader: Path, binary: Path) -> dict[str, Path] | None:
     """Name and file of all libraries that `binary` loads; None if one is missing.
 
     The loader itself lists them, as only it knows all the rules. No code of the binary runs.
@@ -288,7 +290,7 @@ def _segments(elf: bytes | mmap) -> list[tuple[int, int, int]]:
     return [struct.unpack_from("<I4xQ16xQ", elf, table + n * size) for n in range(count)]
 
 
-def _loader(binary: Path) -> Path:
+def loader_of(binary: Path) -> Path:
     with open(binary, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as elf:
         for kind, offset, size in _segments(elf):
             if kind == PT_INTERP:
@@ -296,7 +298,7 @@ def _loader(binary: Path) -> Path:
     raise BackendUnavailable("a statically linked Python cannot be bundled; use another one")
 
 
-def _trimmed(elf: bytes) -> bytes:
+def trimmed(elf: bytes) -> bytes:
     """The file without symbols and debug information: 6 MB instead of 23 if built from source."""
     end = max(offset + size for _, offset, size in _segments(elf))
     # The section headers are cut off, so clear what refers to them: e_shoff, e_shnum, e_shstrndx.

@@ -11,10 +11,12 @@ import io
 import json
 import tarfile
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hutch.errors import InvalidRequest
 
+from . import server_image
 from .bundle import Bundle
 from .oci.manifest import machine
 from .oci.reference import Reference, parse
@@ -23,16 +25,25 @@ OCI = "application/vnd.oci.image"
 BinaryFile = io.BufferedRandom | io.BytesIO
 
 
-def write(bundle: Bundle, name: str, into: Path) -> None:
+def write(bundle: Bundle, name: str, into: Path, *, server: bool = False) -> None:
     """Write the archive, for machines like this one. `name`: of the image, as a registry has it.
 
-    Raises InvalidRequest if the name is invalid, or the file cannot be written.
+    `server`: with what `hutch serve` needs, as another layer. Raises InvalidRequest if the name is
+    invalid, or the file cannot be written, and BackendUnavailable if something is not installed.
     """
     image = parse(name)
     try:
-        with tempfile.TemporaryFile("w+b") as layer, tarfile.open(into, "w") as archive:
+        with (
+            tempfile.TemporaryFile("w+b") as layer,
+            tempfile.TemporaryFile("w+b") as second,
+            tarfile.open(into, "w") as archive,
+        ):
             _write_layer(bundle.path, layer)
-            _write(archive, layer, image)
+            if server:
+                server_image.write_layer(bundle, second)
+                _write(archive, [layer, second], server_image.config(), image)
+            else:
+                _write(archive, [layer], {}, image)
     except OSError as exc:
         raise InvalidRequest(f"cannot write {into}: {exc.strerror}") from None
 
@@ -50,7 +61,12 @@ def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _write(archive: tarfile.TarFile, layer: BinaryFile, image: Reference) -> None:
+def _write(
+    archive: tarfile.TarFile,
+    layers: Sequence[BinaryFile],
+    config: Mapping[str, object],
+    image: Reference,
+) -> None:
     def add(path: str, size: int, content: BinaryFile) -> None:
         member = tarfile.TarInfo(path)
         member.size, member.mode = size, 0o644
@@ -71,18 +87,18 @@ def _write(archive: tarfile.TarFile, layer: BinaryFile, image: Reference) -> Non
     def blob_of(kind: str, content: object) -> dict[str, object]:
         return add_blob(kind, io.BytesIO(json.dumps(content).encode()))
 
-    root = add_blob("layer.v1.tar", layer)
-    config = blob_of(
+    roots = [add_blob("layer.v1.tar", layer) for layer in layers]
+    described = blob_of(
         "config.v1+json",
         {
             "architecture": machine(),
             "os": "linux",
-            "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [root["digest"]]},
+            "config": config,
+            "rootfs": {"type": "layers", "diff_ids": [root["digest"] for root in roots]},
         },
     )
     kind = f"{OCI}.manifest.v1+json"
-    manifest = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [root]}
+    manifest = {"schemaVersion": 2, "mediaType": kind, "config": described, "layers": roots}
     listed = blob_of("manifest.v1+json", manifest)
     listed["annotations"] = {
         "io.containerd.image.name": str(image),
@@ -90,7 +106,11 @@ def _write(archive: tarfile.TarFile, layer: BinaryFile, image: Reference) -> Non
     }
     add_text("oci-layout", {"imageLayoutVersion": "1.0.0"})
     add_text("index.json", {"schemaVersion": 2, "manifests": [listed]})
-    saved = {"Config": _path(config), "RepoTags": [image.familiar], "Layers": [_path(root)]}
+    saved = {
+        "Config": _path(described),
+        "RepoTags": [image.familiar],
+        "Layers": [_path(root) for root in roots],
+    }
     add_text("manifest.json", [saved])
 
 
