@@ -22,7 +22,7 @@ BOXES = {
     "gain": "show how much output agents did not have to read",
     "kernel": "keep a Python kernel behind a UNIX socket, as KernelLite did",
     "image": "build, pull, import and list images",
-    "kubernetes": "write the image that a cluster needs for boxes",
+    "kubernetes": "prepare a cluster for boxes, and for a server that makes them",
     "doctor": "show how well this machine can isolate, and how to improve it",
     "completion": "print the completion for a shell: bash, zsh or fish",
 }
@@ -45,7 +45,7 @@ SESSIONS = {
     "rm": "end sessions",
     "workspace": "list, fill and remove folders that outlive sessions",
 }
-LOADS_SSL = ("image", "mcp", "completion")
+LOADS_SSL = ("image", "kubernetes", "mcp", "completion")
 COMMANDS = {**BOXES, **SERVER, **SESSIONS}
 # What similar programs call these commands.
 OTHER_NAMES = {

@@ -365,20 +365,32 @@ class KubernetesCluster:
         answer = await self._call("GET", path, verb="get", what="runtimeclasses")
         return answer.decode(RuntimeClass)
 
+    async def has_policy(self, name: str) -> bool:
+        """Whether there is a NetworkPolicy of that name."""
+        path = f"{self._policies}/{name}"
+        try:
+            await self._call("GET", path, verb="get", what="networkpolicies")
+        except NotFound:
+            return False
+        return True
+
     async def ensure_policy(self, body: dict[str, object], name: str) -> None:
         """Make a NetworkPolicy, unless there is one of that name."""
-        path = f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
-        try:
-            await self._call("GET", f"{path}/{name}", verb="get", what="networkpolicies")
-        except NotFound:
+        if not await self.has_policy(name):
             with contextlib.suppress(Conflict):
-                await self._call("POST", path, body, verb="create", what="networkpolicies")
+                await self._call(
+                    "POST", self._policies, body, verb="create", what="networkpolicies"
+                )
 
     # --- how --------------------------------------------------------------------------------
 
     @property
     def _pods(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods"
+
+    @property
+    def _policies(self) -> str:
+        return f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
 
     async def _call(
         self,

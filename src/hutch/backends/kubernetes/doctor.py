@@ -17,7 +17,7 @@ from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status
 
 from .cluster import KubernetesCluster
-from .pod import BOX_CONTAINER, BundleImage, HowBundle
+from .pod import BOX_CONTAINER, BundleImage, HowBundle, policies
 
 LIMITS = Limits(memory=256 * MiB, pids=64)
 PATIENCE = 30  # seconds for the program in a box
@@ -27,7 +27,9 @@ NEEDED = (
     *((verb, "pods", "") for verb in ("create", "get", "list", "watch", "delete")),
     *((verb, "pods/exec", "") for verb in ("create", "get")),
 )
-WANTED = tuple((verb, "networkpolicies", "networking.k8s.io") for verb in ("get", "create"))
+WANTED = (("get", "networkpolicies", "networking.k8s.io"),)
+# Where nobody else has made the policies. Whoever may make one may also open the network of boxes.
+WANTED_FOR_POLICIES = (("create", "networkpolicies", "networking.k8s.io"),)
 
 # Runs in the box, beside the guest, with the bundle's own Python. Every box can see the address of
 # the API server among its variables.
@@ -103,7 +105,12 @@ async def report(
             f"{version} at {cluster.address}, namespace {cluster.namespace}",
         ),
         await _rights(cluster, "rights", NEEDED, required=True),
-        await _rights(cluster, "rights on network", WANTED, required=False),
+        await _rights(
+            cluster,
+            "rights on network",
+            WANTED if await _has_policies(cluster) else (*WANTED, *WANTED_FOR_POLICIES),
+            required=False,
+        ),
     ]
     if claim:
         layers.append(await _workspaces(cluster, claim))
@@ -141,6 +148,13 @@ async def report(
     whole = all(layer.status is not Status.MISSING for layer in layers if layer.required)
     grade: Grade = "ns" if whole else "none"
     return Report(name, grade, tuple(layers))
+
+
+async def _has_policies(cluster: KubernetesCluster) -> bool:
+    try:
+        return all([await cluster.has_policy(name) for name in policies()])
+    except HutchError:  # we may not see them
+        return False
 
 
 async def _rights(

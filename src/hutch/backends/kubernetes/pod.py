@@ -67,8 +67,8 @@ FOR_LOADER = (
 # Variables that a guest was started with, and that are not of the image: beginnings of names.
 NOT_OF_IMAGE = (*FOR_LOADER, "HOSTNAME", "KUBERNETES_SERVICE_", "KUBERNETES_PORT")
 
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
-_RUNTIME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
+RUNTIME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _USER = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
@@ -196,7 +196,7 @@ def body(
                 "image": _image(spec),
                 "imagePullPolicy": "IfNotPresent",
                 "workingDir": "/",
-                "command": [_literal(word) for word in guest],
+                "command": [literal(word) for word in guest],
                 "env": _no_loader_variables(),
                 "securityContext": _hardening(relaxed),
                 "resources": {
@@ -289,9 +289,9 @@ def digest_of(image_id: str) -> str | None:
 def _check(spec: Spec, claimed: ClaimMounts) -> None:
     if [mount.target for mount in spec.mounts] != [mount.target for mount in claimed.mounts]:
         raise InvalidRequest("only folders of a claim can be mounted in a Pod")
-    if not _IMAGE.fullmatch(spec.image):
+    if not IMAGE.fullmatch(spec.image):
         raise InvalidRequest(f"{spec.image!r:.200} is not the name of an image")
-    if spec.runtime and not _RUNTIME.fullmatch(spec.runtime):
+    if spec.runtime and not RUNTIME.fullmatch(spec.runtime):
         raise InvalidRequest(f"{spec.runtime!r:.200} is not the name of a RuntimeClass")
 
 
@@ -324,7 +324,7 @@ def _orders(spec: Spec, user: PodUser, isolation: Grade, claimed: ClaimMounts) -
     }
 
 
-def _literal(word: str) -> str:
+def literal(word: str) -> str:
     """A word of a command. A cluster replaces $(NAME), and takes two dollars for one."""
     return word.replace("$", "$$")
 
@@ -362,7 +362,7 @@ def _copying(bundle: BundleImage, user: PodUser) -> list[dict[str, object]]:
             **_LAST_WORDS,
             "image": bundle.name,
             "imagePullPolicy": "IfNotPresent",
-            "command": [_literal(word) for word in (*python, "-c", copy)],
+            "command": [literal(word) for word in (*python, "-c", copy)],
             "env": [{"name": "PYTHONHOME", "value": "/"}],
             "securityContext": _hardening(set()),
             "resources": {
