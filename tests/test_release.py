@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-RELEASED = ["src", "scripts", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md",
+RELEASED = ["src", "scripts", "deploy", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md",
             "openapi.json", "hatch_build.py", ".gitignore", "tests/newest.txt"]  # fmt: skip
 VERSION = "9.8.0"
 FILES = {
@@ -137,7 +137,13 @@ def test_a_release_is_a_commit_and_a_tag_that_build_the_same_again(
     assert repository.git("tag", "--points-at", "HEAD") == f"v{VERSION}"
     assert repository.git("cat-file", "-t", f"v{VERSION}") == "tag"
     changed = repository.git("diff", "--name-only", "HEAD^").split()
-    assert changed == ["CHANGELOG.md", "openapi.json", "pyproject.toml", "src/hutch/__init__.py"]
+    assert changed == [
+        "CHANGELOG.md",
+        "deploy/helm/hutch/Chart.yaml",
+        "openapi.json",
+        "pyproject.toml",
+        "src/hutch/__init__.py",
+    ]
     heading = (repository.folder / "CHANGELOG.md").read_text().splitlines()[2]
     assert heading.startswith(f"## {VERSION} — 20")
 

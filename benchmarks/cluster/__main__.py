@@ -42,6 +42,7 @@ def main() -> int:
 def _do(chosen: argparse.Namespace, cluster: Cluster) -> int:
     match chosen.command:
         case "build":
+            programs.build_helm()
             print(programs.build())
         case "up":
             if not cluster.up():

@@ -15,11 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-KUBERNETES, CONTAINERD = "1.36.3", "2.2.9"
+KUBERNETES, CONTAINERD, HELM = "1.36.3", "2.2.9", "3.21.4"
 VERSION = f"kubernetes-{KUBERNETES}-containerd-{CONTAINERD}"
 BUILDING = ".building-"
 PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")  # where Debian has them, and where others do
@@ -83,6 +83,17 @@ MODULES = (
         parts=f"v0.{KUBERNETES.partition('.')[2]}",
     ),
 )
+# Apart, as no cluster needs it: tests compare our chart with our manifests.
+HELM_MODULE = Module(
+    "helm.sh/helm/v3",
+    f"v{HELM}",
+    (
+        "h1:T/GcIEXU/gNjJnkITlIZ3e9xqkZjhFTmISuStTZ6+Qg=",
+        "h1:cS2FBb+xfLuaSqvEmbqIeKUVFgHdHVHtVeXb2epof3M=",
+    ),
+    ("helm",),
+    {"helm.sh/helm/v3/internal/version.version": f"v{HELM}"},
+)
 
 
 def cache() -> Path:
@@ -126,7 +137,22 @@ def build() -> Path:
 
     Raises ClusterFailed.
     """
-    finished = cache() / VERSION
+    return _built(VERSION, MODULES)
+
+
+def built_helm() -> Path | None:
+    """The helm command, if it was built."""
+    command = cache() / f"helm-{HELM}" / "helm"
+    return command if command.exists() else None
+
+
+def build_helm() -> Path:
+    """The helm command, which is built as the others are. Raises ClusterFailed."""
+    return _built(f"helm-{HELM}", (HELM_MODULE,)) / "helm"
+
+
+def _built(version: str, modules: Sequence[Module]) -> Path:
+    finished = cache() / version
     if finished.is_dir():
         return finished
     if not shutil.which("go"):
@@ -134,11 +160,11 @@ def build() -> Path:
     finished.parent.mkdir(parents=True, exist_ok=True)
     with _alone(finished.parent):
         if not finished.is_dir():
-            _build(finished)
+            _build(finished, modules)
     return finished
 
 
-def _build(finished: Path) -> None:
+def _build(finished: Path, modules: Sequence[Module]) -> None:
     for left in finished.parent.glob(f"{BUILDING}*"):  # by a build that was killed
         shutil.rmtree(left)
     own = {"GOCACHE": finished.parent / "go-build", "GOMODCACHE": finished.parent / "go-mod"}
@@ -153,7 +179,7 @@ def _build(finished: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=BUILDING, dir=finished.parent) as name:
         programs = Path(name, "programs")
         programs.mkdir()
-        for module in MODULES:
+        for module in modules:
             source = Path(name, *module.path.split("/"))
             source.mkdir(parents=True)
             _write_go_mod(module, source, env)
@@ -177,7 +203,7 @@ def _write_go_mod(module: Module, into: Path, env: Mapping[str, str]) -> None:
         _go(["mod", "download", "-json", f"{module.path}@{module.version}"], into, env)
     )
     described = json.loads(_go(["mod", "edit", "-json", downloaded["GoMod"]], into, env))
-    parts = {entry["Old"]["Path"] for entry in described["Replace"] or ()}
+    parts = {entry["Old"]["Path"] for entry in described.get("Replace") or ()}
     needed = {entry["Path"]: entry["Version"] for entry in described["Require"]}
     needed |= {path: module.parts for path in parts} | {module.path: module.version}
     (into / "go.mod").write_text(

@@ -1,0 +1,11 @@
+{{- define "hutch.labels" -}}
+app.kubernetes.io/name: hutch
+app.kubernetes.io/component: server
+{{- end }}
+
+{{- /* Of an object in the namespace that it is called with. */}}
+{{- define "hutch.metadata" -}}
+name: hutch
+namespace: {{ . | quote }}
+labels: {{- include "hutch.labels" . | nindent 2 }}
+{{- end }}
