@@ -431,6 +431,22 @@ def test_a_sandbox_does_all_that_sandboxes_do() -> None:
         assert made.run_code("x * 7").text == "42"
 
 
+HUNGRY = "python3 -c 'x = bytearray(10**9)'"
+
+
+@pytest.mark.usefixtures("settings_of_users")
+def test_a_box_tells_what_it_uses_and_which_command_lacked_memory() -> None:
+    with Sandbox.create(backend="kubernetes", image=PYTHON.image, memory="128m") as made:
+        first = made.commands.run(f"{HUNGRY}; echo next $?")
+        assert (first.exit_code, first.stdout, first.oom) == (0, "next 137\n", True)
+        assert not made.commands.run("exit 1").oom
+        assert made.shell.run(HUNGRY).oom and not made.shell.run("true").oom
+        done = made.run_code("x = bytearray(10**9)")
+        assert done.oom and done.died and done.died.startswith("out of memory")
+        stats = made.stats()
+        assert stats.memory and stats.pids and stats.cpu_seconds and (stats.oom_kills or 0) >= 3
+
+
 @pytest.mark.usefixtures("settings_of_users")
 def test_hutch_run_and_doctor_name_the_backend(boxes: Boxes) -> None:
     def hutch(*words: str) -> subprocess.CompletedProcess[str]:

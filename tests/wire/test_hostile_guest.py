@@ -23,7 +23,7 @@ from hutch.engine.engine import Engine
 from hutch.engine.link import Link
 from hutch.engine.outputs import Outputs
 from hutch.engine.session import Numbers, Session
-from hutch.types import BoxInfo, Limits, Stats
+from hutch.types import BoxInfo, Limits, Result, Stats
 from hutch.wire.events import to_frame
 from hutch.wire.frames import encode
 
@@ -288,8 +288,8 @@ surveys = st.lists(found, max_size=4).map(
 
 
 @asynccontextmanager
-async def lied_to(said: list[bytes]) -> AsyncIterator[Session]:
-    box = LiarBox(Liar(said))
+async def lied_to(said: list[bytes], kind: type[LiarBox] = LiarBox) -> AsyncIterator[Session]:
+    box = kind(Liar(said))
     with tempfile.TemporaryDirectory() as folder:
         outputs = Outputs(Path(folder), 1 << 20, persistent=True)
         info = BoxInfo("liar", "liars", "host", "ns", Limits(), "/", "user", 0.0)
@@ -377,6 +377,47 @@ def test_a_description_of_a_file_that_makes_no_sense_is_refused():
                   {"target": 3}, {"path": None}):  # fmt: skip
         with pytest.raises(GuestMisbehaved):
             asyncio.run(stat(**wrong))
+
+
+class Unmeasured(LiarBox):
+    """A box whose backend cannot count, so that the guest's word is taken."""
+
+    def oom_kills(self) -> None:
+        return None
+
+
+def test_numbers_that_a_guest_tells_of_its_box_are_taken_or_refused_whole():
+    async def stats(uses: object) -> Stats:
+        async with lied_to([json.dumps([["end", {"programs": 0, "uses": uses}]])]) as session:
+            return await session.stats()
+
+    told = {"memory": 5, "pids": 2, "cpu_seconds": 0.5, "oom_kills": 1}
+    assert asyncio.run(stats(told)) == Stats(5, 2, 0.5, 1)
+    assert asyncio.run(stats({"pids": 2})) == Stats(None, 2, None, None)
+    assert asyncio.run(stats({})) == Stats(None, None, None, None)
+    for wrong in ("5", -1, True, [], 10**400, float("nan"), float("inf")):
+        for name in told:
+            with pytest.raises(GuestMisbehaved):
+                asyncio.run(stats(told | {name: wrong}))
+    with pytest.raises(GuestMisbehaved):
+        asyncio.run(stats([]))
+
+
+def test_a_guest_that_counts_tells_who_lacked_memory_and_one_that_is_counted_does_not():
+    async def run(kind: type[LiarBox], **said: object) -> Result:
+        answer = {"exit_code": 0, "timed_out": False, **said}
+        async with lied_to([json.dumps([["end", answer]])], kind) as session:
+            ran = await session.run_program(op.RunProgram("x", ["x"]))
+            (result,) = [item async for item in ran if isinstance(item, Result)]
+            return result
+
+    assert asyncio.run(run(Unmeasured, oom_kills=2)).oom
+    assert not asyncio.run(run(Unmeasured, oom_kills=0)).oom
+    assert not asyncio.run(run(Unmeasured)).oom
+    assert not asyncio.run(run(LiarBox, oom_kills=2)).oom
+    for wrong in (True, "1", None, 1.0):
+        with pytest.raises(GuestMisbehaved):
+            asyncio.run(run(Unmeasured, oom_kills=wrong))
 
 
 def run_code(*said: tuple[str, object]) -> object:

@@ -85,13 +85,19 @@ class Box(ABC):
         Safe to call twice, and on a box that is already gone: when this returns, it is gone.
         """
 
-    def oom_kills(self) -> int:
-        """How many programs were OOM-killed so far. Called before and after each command."""
+    def oom_kills(self) -> int | None:
+        """How many programs were OOM-killed so far. Called before and after each command.
+
+        None if the backend cannot tell: then the guest's word is taken.
+        """
         return 0
 
     @abstractmethod
     async def stats(self) -> Stats:
-        """What it uses now. Raises BoxLost if it is gone."""
+        """What it uses now. Raises BoxLost if it is gone.
+
+        None for a number that the backend cannot tell: then the guest's word is taken.
+        """
 
 
 class Backend(ABC):

@@ -33,6 +33,7 @@ from hutch.types import (
 from .check import code_of, env_of, functions_of, guest_field, name_of, path_of, seconds_of, text_of
 from .link import Link, with_deadline
 from .links import Links
+from .measure import was_oom_killed
 from .output import Output
 from .outputs import Outputs
 
@@ -100,7 +101,7 @@ class CodeRunner:
                         yield output.take(event)
                 if call.result.get("answer") is not None:
                     collector.finish(call.result["answer"])
-                oom = self._box.oom_kills() > kills
+                oom = was_oom_killed(self._box, kills, call.result)
                 yield _execution(collector, output, call.result, began, oom)
         finally:
             calls.end()

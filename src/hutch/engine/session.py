@@ -51,6 +51,7 @@ from .code import CodeRunner
 from .job import BackgroundJob, size_of
 from .link import GuestCall, Link, with_deadline
 from .links import Links, connect_again
+from .measure import measure, was_oom_killed
 from .output import make_result
 from .outputs import Outputs
 from .survey import BoxSurvey, survey
@@ -191,7 +192,7 @@ class Session:
         return [job for job in self._jobs.values() if not job.is_over]
 
     async def stats(self) -> Stats:
-        return await self._box.stats()
+        return await measure(self._box, self._link)
 
     # --- commands -------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class Session:
                 if feeding and feeding.done() and (failure := feeding.exception()):
                     raise failure
                 code = guest_field(call.result, "exit_code", int)
-                oom = self._box.oom_kills() > kills
+                oom = was_oom_killed(self._box, kills, call.result)
                 seconds = time.monotonic() - began
                 yield make_result(output, code, seconds, call.result, oom=oom)
         finally:

@@ -18,6 +18,8 @@ from typing import Any
 
 from hutch import wire
 
+from .groups import ControlGroups
+
 READ_SIZE = 256 * 1024
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a program, shell or context
 
@@ -44,6 +46,7 @@ class GuestConfig:
     limits: tuple[tuple[int, int], ...] = ()  # rlimits of user programs
     # our /proc/self/oom_score_adj, open: programs must be killed for memory before us
     oom: int = -1
+    groups: ControlGroups | None = None  # of the box, for a host that cannot read them
     rooms: tuple[str, ...] = ()  # folders on the disk of the box
     env: dict[str, str] = field(default_factory=dict)  # environment variables of the image
     lib: str = "/.hutch/lib"  # where a kernel finds its code

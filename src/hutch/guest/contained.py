@@ -46,6 +46,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, NoReturn
 
 from .agent import GuestConfig, Handlers, serve_all
+from .groups import ControlGroups
 from .main import serve_hosts
 from .reaper import close_all_but
 from .relay import HELLO, NAME, RELAY
@@ -102,6 +103,7 @@ def _config(settings: dict[str, Any]) -> GuestConfig:
         lib=sys.prefix + "/kernel",
         aliases=sys.prefix + "/aliases",
         oom=_open_oom(),
+        groups=ControlGroups(),
     )
 
 

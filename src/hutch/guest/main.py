@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from hutch import wire
 
 from . import archive
-from .agent import Agent, GuestConfig, Handlers, Responder, accept_from, serve_all
+from .agent import Agent, GuestConfig, Handler, Handlers, Responder, accept_from, serve_all
 from .denials import Denials
 from .files import FileHandlers
 from .kernels import Kernels
@@ -79,7 +79,21 @@ async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
         running = [row for row in table() if row.pid not in quiet and row.state != "Z"]
         # In a container, processes without a parent are relays, which the engine started.
         programs = sum(row.parent != 0 for row in running)
-        return {"programs": programs, "denied": denials.entries()}
+        uses = config.groups.numbers() if config.groups else {}
+        return {"programs": programs, "denied": denials.entries(), "uses": uses}
+
+    def counting(handler: Handler) -> Handler:
+        """Add to the answer how many programs were OOM-killed since the request came."""
+        groups = config.groups
+        if not groups or groups.oom_kills() is None:
+            return handler
+
+        async def handle(request: wire.GuestRequest, responder: Responder) -> dict[str, object]:
+            before = groups.oom_kills() or 0
+            answer = await handler(request, responder)
+            return {**answer, "oom_kills": (groups.oom_kills() or 0) - before}
+
+        return handle
 
     async def pack(request: wire.Pack, responder: Responder) -> dict[str, object]:
         return await run_exec(
@@ -111,11 +125,11 @@ async def _serve(hosts: ServeHosts, config: GuestConfig, calls: Calls) -> None:
 
     handlers: Handlers = {
         wire.SetEnv: programs.set_env,
-        wire.Exec: exec_,
-        wire.ShellCommand: shells.run,
+        wire.Exec: counting(exec_),
+        wire.ShellCommand: counting(shells.run),
         wire.StartShell: shells.open,
         wire.EndShell: shells.close,
-        wire.RunCell: kernels.run,
+        wire.RunCell: counting(kernels.run),
         wire.ReplyToCall: kernels.answer,
         wire.Interrupt: kernels.interrupt,
         wire.StartKernel: kernels.open,

@@ -353,6 +353,10 @@ class Activity(GuestRequest):
 
     And `denied`: for each program and system call that the filter refused and reports, how often
     since the start of the box, and when first and last. Older guests leave it out.
+
+    And `uses`: what the box's own control groups tell, by the fields of `Stats`; empty where the
+    guest sees none. Where it does, End of Exec, ShellCommand and RunCell has `oom_kills`: how many
+    programs of the box were OOM-killed since that request came. Older guests leave both out.
     """
 
 

@@ -99,8 +99,8 @@ class DockerBox(ContainedBox):
         self._cut_off()
         return await _ended(self._guest)
 
-    def oom_kills(self) -> int:
-        return count_kills(self._kills) if self._kills >= 0 else 0
+    def oom_kills(self) -> int | None:
+        return count_kills(self._kills) if self._kills >= 0 else None
 
     async def stats(self) -> Stats:
         self._check()
@@ -110,8 +110,7 @@ class DockerBox(ContainedBox):
             answer = None
         if not answer:  # a container that is being removed has none either
             raise BoxLost(f"box {self.id} is gone")
-        kills = self.oom_kills() if self._kills >= 0 else None
-        return stats_of(answer, kills)
+        return stats_of(answer, self.oom_kills())
 
     def forget(self) -> None:
         super().forget()

@@ -182,6 +182,9 @@ class KubernetesBox(ContainedBox):
     async def _remove(self) -> None:
         await remove(self._cluster, self._watch, self._pod)
 
+    def oom_kills(self) -> None:
+        return None
+
     async def stats(self) -> Stats:
         """Whether it is alive; a cluster measures no Pods by itself. Raises BoxLost."""
         self._check()
