@@ -24,6 +24,8 @@ def test_a_pod_without_isolation_is_described_as_it_is() -> None:
         memory="max",
         has_token=True,
         reaches=True,
+        users=["0", "0", "4294967295"],
+        dies_whole=True,
     )
     assert missing(kubernetes.judge(look, "image")) == {
         "user": "the box finds: uid 0",

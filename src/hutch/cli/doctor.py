@@ -42,7 +42,7 @@ def build_parser() -> Parser:
         "Try each layer of isolation on this machine, and show which hold, why others\n"
         "do not, and the command that would fix them. Nothing is changed, except that\n"
         "--backend docker removes containers whose owner is dead, and --backend\n"
-        "kubernetes makes its network policies, and two Pods that it removes.",
+        "kubernetes makes its network policies, and three Pods that it removes.",
         "exit codes: 0 if boxes can be made here (grade ns or better), 1 if not; 125 for\n"
         "a wrong option.",
     )

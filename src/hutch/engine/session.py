@@ -192,7 +192,7 @@ class Session:
         return [job for job in self._jobs.values() if not job.is_over]
 
     async def stats(self) -> Stats:
-        return await measure(self._box, self._link)
+        return await measure(self._box, self.link)
 
     # --- commands -------------------------------------------------------------------
 

@@ -252,7 +252,7 @@ class KubernetesBackend(Backend):
             self.name,
             here.cluster,
             here.version,
-            here.bundle,
+            lambda: here.bundle,
             self.start,
             lambda box: name_of(here.scope, box.id),
             self._settings.volume_claim,

@@ -232,7 +232,7 @@ async def start_pod(
         created = await _create_again(cluster, watch, body, box, scope)
     try:
         _check_kept(body, created)
-        return await _running(cluster, watch, created)
+        return await running(cluster, watch, created)
     except BaseException:
         await asyncio.shield(remove(cluster, watch, created))
         raise
@@ -262,7 +262,8 @@ class NoImageVolumes(StartFailed):
     """The bundle has to be copied."""
 
 
-async def _running(cluster: KubernetesCluster, watch: PodWatch, pod: Pod) -> Pod:
+async def running(cluster: KubernetesCluster, watch: PodWatch, pod: Pod) -> Pod:
+    """A Pod that was created, once it runs. Raises what `start_pod` raises."""
     began = time.monotonic()
     seen = pod
 

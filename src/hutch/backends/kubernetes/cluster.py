@@ -86,16 +86,33 @@ class PodStatus(msgspec.Struct, rename="camel"):
     conditions: list[Condition] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     container_statuses: list[ContainerStatus] | None = None
+    pod_ip: str = msgspec.field(default="", name="podIP")
 
 
-class PodVolume(msgspec.Struct):
+class EmptyDir(msgspec.Struct, rename="camel"):
+    size_limit: str = ""
+
+
+class PodVolume(msgspec.Struct, rename="camel"):
     name: str
     image: dict[str, object] | None = None
+    empty_dir: EmptyDir | None = None
+
+
+class Resources(msgspec.Struct):
+    limits: dict[str, str] | None = None
+
+
+class PodContainer(msgspec.Struct):
+    name: str
+    resources: Resources = msgspec.field(default_factory=Resources)
 
 
 class PodSpec(msgspec.Struct, rename="camel"):
     runtime_class_name: str = ""
     volumes: list[PodVolume] | None = None
+    init_containers: list[PodContainer] | None = None
+    containers: list[PodContainer] | None = None
 
 
 class Pod(msgspec.Struct):
@@ -170,6 +187,11 @@ class ClusterVersion(msgspec.Struct, rename="camel"):
 
 class RuntimeClass(msgspec.Struct):
     handler: str
+    metadata: Metadata
+
+
+class RuntimeClassList(msgspec.Struct):
+    items: list[RuntimeClass]
 
 
 class ClaimStatus(msgspec.Struct, rename="camel"):
@@ -241,10 +263,10 @@ class KubernetesCluster:
             ClusterVersion
         )
 
-    async def create_pod(self, body: dict[str, object]) -> Pod:
-        answer = await self._call(
-            "POST", f"{self._pods}?fieldValidation=Strict", body, verb="create", what="pods"
-        )
+    async def create_pod(self, body: dict[str, object], *, is_trial: bool = False) -> Pod:
+        """`is_trial`: the cluster decides as always, and makes none."""
+        query = "fieldValidation=Strict" + ("&dryRun=All" if is_trial else "")
+        answer = await self._call("POST", f"{self._pods}?{query}", body, verb="create", what="pods")
         return answer.decode(Pod)
 
     async def pod(self, name: str) -> Pod:
@@ -373,6 +395,11 @@ class KubernetesCluster:
         except NotFound:
             return False
         return True
+
+    async def runtime_classes(self) -> list[RuntimeClass]:
+        path = "/apis/node.k8s.io/v1/runtimeclasses"
+        answer = await self._call("GET", path, verb="list", what="runtimeclasses")
+        return answer.decode(RuntimeClassList).items
 
     async def ensure_policy(self, body: dict[str, object], name: str) -> None:
         """Make a NetworkPolicy, unless there is one of that name."""

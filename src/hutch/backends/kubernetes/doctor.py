@@ -1,23 +1,26 @@
-"""Checks a cluster, and a real box from the inside, and suggests fixes for what is missing.
+"""Checks a cluster, and real boxes from the inside, and suggests fixes for what is missing.
 
-The box has the image with our bundle, as a guest needs nothing from an image. What counts is what
-we find, not what we asked the cluster for.
+The boxes have the image with our bundle, as a guest needs nothing from an image. What counts is
+what we find, not what we asked the cluster for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
 from hutch.backends.base import Box, Spec
 from hutch.backends.contained import BUNDLE
-from hutch.errors import BackendUnavailable, HutchError, NotFound
+from hutch.errors import BackendUnavailable, HutchError, NoCapacity, NotFound, StartFailed
+from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status
 
-from .cluster import KubernetesCluster
-from .pod import BOX_CONTAINER, BundleImage, HowBundle, policies
+from . import enforcement
+from .cluster import KubernetesCluster, Pod, Refused
+from .pod import BOX_CONTAINER, CONTAINERS, BundleImage, HowBundle, grade_of, policies
 
 LIMITS = Limits(memory=256 * MiB, pids=64)
 PATIENCE = 30  # seconds for the program in a box
@@ -30,6 +33,15 @@ NEEDED = (
 WANTED = (("get", "networkpolicies", "networking.k8s.io"),)
 # Where nobody else has made the policies. Whoever may make one may also open the network of boxes.
 WANTED_FOR_POLICIES = (("create", "networkpolicies", "networking.k8s.io"),)
+
+# What PodSecurity `restricted` asks of a container.
+CONFINED: dict[str, object] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "runAsNonRoot": True,
+    "runAsUser": RELAY,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 
 # Runs in the box, beside the guest, with the bundle's own Python. Every box can see the address of
 # the API server among its variables.
@@ -61,6 +73,8 @@ print(json.dumps({
         or text("/sys/fs/cgroup/memory/memory.limit_in_bytes")).strip(),
     "has_token": os.path.exists("/var/run/secrets/kubernetes.io/serviceaccount/token"),
     "reaches": reaches(),
+    "users": text("/proc/self/uid_map").split(),
+    "dies_whole": text("/sys/fs/cgroup/memory.oom.group").strip() == "1",
 }))
 """
 
@@ -76,6 +90,8 @@ class Look(msgspec.Struct):
     memory: str
     has_token: bool
     reaches: bool | None  # the API server; None: it has no address for it
+    users: list[str]  # of its user namespace
+    dies_whole: bool  # when one of its programs lacks memory
 
 
 Start = Callable[[Spec], Awaitable[Box]]
@@ -89,12 +105,14 @@ async def report(
     name: str,
     cluster: KubernetesCluster,
     version: str,
-    bundle: BundleImage,
+    bundle: Callable[[], BundleImage],
     start: Start,
     pod_of: Callable[[Box], str],
     claim: str = "",
 ) -> Report:
     """Check the cluster. `start` starts a box, and `pod_of` names its Pod.
+
+    `bundle`: how the last box got it, which a start may find out.
 
     `claim`: the PersistentVolumeClaim with the workspaces, if there is one.
     """
@@ -111,40 +129,29 @@ async def report(
             WANTED if await _has_policies(cluster) else (*WANTED, *WANTED_FOR_POLICIES),
             required=False,
         ),
+        await _pod_security(cluster, bundle().name),
+        await _runtimes(cluster),
     ]
     if claim:
         layers.append(await _workspaces(cluster, claim))
 
-    async def look(spec: Spec) -> Look:
+    @contextlib.asynccontextmanager
+    async def started(spec: Spec) -> AsyncGenerator[Pod, None]:
         box = await start(spec)
         try:
-            # The last two are `-m` and the module.
-            argv = [*bundle.command("", at=BUNDLE)[:-2], "-c", LOOK]
-            async with asyncio.timeout(PATIENCE):
-                printed = await cluster.output(pod_of(box), BOX_CONTAINER, argv)
-            return msgspec.json.decode(printed, type=Look)
-        except (msgspec.DecodeError, ValueError):
-            raise BackendUnavailable(f"the box printed {printed[:200]!r}") from None
-        except TimeoutError:
-            raise BackendUnavailable(f"the box did not answer in {PATIENCE} seconds") from None
+            yield await cluster.pod(pod_of(box))
         finally:
             await box.kill()
 
-    spec = Spec(image=bundle.name, limits=LIMITS)
+    spec = Spec(image=bundle().name, limits=LIMITS)
     try:
-        closed = await look(spec)
-        layers += judge(closed, bundle.how)
-        layers.append(await _network(look, closed, bundle.name))
+        async with started(spec) as closed:
+            look = await _look(cluster, bundle(), closed)
+            layers += judge(look, bundle().how)
+            layers.append(_sizes(closed))
+            layers += await _network(cluster, bundle(), closed, look, started)
     except HutchError as exc:
         layers.append(Layer("box", Status.MISSING, str(exc)))
-    layers.append(
-        Layer(
-            "user namespaces",
-            Status.DEGRADED,
-            "not used yet: a user id in a box is the same one on the node",
-            required=False,
-        )
-    )
     whole = all(layer.status is not Status.MISSING for layer in layers if layer.required)
     grade: Grade = "ns" if whole else "none"
     return Report(name, grade, tuple(layers))
@@ -155,6 +162,20 @@ async def _has_policies(cluster: KubernetesCluster) -> bool:
         return all([await cluster.has_policy(name) for name in policies()])
     except HutchError:  # we may not see them
         return False
+
+
+async def _look(cluster: KubernetesCluster, bundle: BundleImage, pod: Pod) -> Look:
+    # The last two are `-m` and the module.
+    argv = [*bundle.command("", at=BUNDLE)[:-2], "-c", LOOK]
+    try:
+        async with asyncio.timeout(PATIENCE):
+            printed = await cluster.output(pod.name, BOX_CONTAINER, argv)
+    except TimeoutError:
+        raise BackendUnavailable(f"the box did not answer in {PATIENCE} seconds") from None
+    try:
+        return msgspec.json.decode(printed, type=Look)
+    except (msgspec.DecodeError, ValueError):
+        raise BackendUnavailable(f"the box printed {printed[:200]!r}") from None
 
 
 async def _rights(
@@ -194,6 +215,69 @@ async def _workspaces(cluster: KubernetesCluster, name: str) -> Layer:
     return Layer("workspaces", Status.DEGRADED, text, "a volume for it", required=False)
 
 
+async def _pod_security(cluster: KubernetesCluster, image: str) -> Layer:
+    """Whether the namespace refuses Pods that are less confined than ours, by asking for some."""
+
+    async def is_refused(confinement: dict[str, object]) -> bool:
+        container = {
+            "name": "trial",
+            "image": image,
+            "securityContext": confinement,
+            "resources": {"limits": {"cpu": "10m", "memory": "16Mi", "ephemeral-storage": "1Mi"}},
+        }
+        body: dict[str, object] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"generateName": "hutch-trial-"},
+            "spec": {"automountServiceAccountToken": False, "containers": [container]},
+        }
+        try:
+            await cluster.create_pod(body, is_trial=True)
+        except StartFailed:
+            return True
+        return False
+
+    name, level = "PodSecurity", "pod-security.kubernetes.io/enforce=restricted"
+    try:
+        if await is_refused(CONFINED):
+            return Layer(name, Status.DEGRADED, "not checked: no Pod is admitted", required=False)
+        if await is_refused({}):
+            return Layer(name, Status.ACTIVE, "the namespace refuses a Pod that is not confined")
+        needs_little = await is_refused({"privileged": True})
+    except (BackendUnavailable, NoCapacity) as exc:
+        return Layer(name, Status.DEGRADED, f"not checked: {exc}", required=False)
+    what = "that is not confined" if needs_little else "that has all rights on its node"
+    return Layer(
+        name,
+        Status.DEGRADED,
+        f"the namespace admits a Pod {what}, from all who may create Pods there",
+        f"kubectl label namespace {cluster.namespace} {level}",
+        required=False,
+    )
+
+
+async def _runtimes(cluster: KubernetesCluster) -> Layer:
+    name = "runtimes"
+    try:
+        found = await cluster.runtime_classes()
+    except Refused:
+        return Layer(
+            name,
+            Status.DEGRADED,
+            "we may not see RuntimeClasses, so a box with a `runtime` has grade ns, whatever it is",
+            "a ClusterRole that allows get and list of runtimeclasses",
+            required=False,
+        )
+    except HutchError as exc:
+        return Layer(name, Status.DEGRADED, f"not checked: {exc}", required=False)
+    listed = [
+        f"{each.metadata.name} (handler {each.handler}): grade {grade_of(each.handler)}"
+        for each in sorted(found, key=lambda each: each.metadata.name)
+    ]
+    text = ", ".join(listed) or "no RuntimeClass: all boxes have grade ns"
+    return Layer(name, Status.ACTIVE, text, required=False)
+
+
 def judge(found: Look, how: HowBundle) -> list[Layer]:
     """Which layers a box found. A layer that is missing says what was found instead."""
     memory = found.memory
@@ -214,8 +298,59 @@ def judge(found: Look, how: HowBundle) -> list[Layer]:
         _layer("system calls", found.seccomp == "2", "filtered", "not filtered"),
         _layer("root file system", found.read_only, "read-only", "writable"),
         _layer("memory", is_bounded, size),
+        _lack_of_memory(found),
         _layer("service account", not found.has_token, "no token", "a token"),
+        _users(found),
     ]
+
+
+def _lack_of_memory(found: Look) -> Layer:
+    name = "lack of memory"
+    if not found.dies_whole:
+        return Layer(name, Status.ACTIVE, "ends a program, and the box goes on", required=False)
+    return Layer(
+        name,
+        Status.DEGRADED,
+        "ends the whole box, as the kubelet sets memory.oom.group",
+        "singleProcessOOMKill: true in the configuration of the kubelets",
+        required=False,
+    )
+
+
+def _users(found: Look) -> Layer:
+    if found.users[:2] != ["0", "0"]:
+        return Layer("user namespaces", Status.ACTIVE, "a user id in a box is nobody on its node")
+    return Layer(
+        "user namespaces",
+        Status.DEGRADED,
+        "not used yet: a user id in a box is the same one on the node",
+        required=False,
+    )
+
+
+def _sizes(pod: Pod) -> Layer:
+    """Whether all of a Pod is bounded, as the cluster keeps it: it may change what we asked for."""
+    containers = [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
+    missing = [
+        f"container {container.name} has no limit of {what}"
+        for container in containers
+        for what in ("cpu", "memory", "ephemeral-storage")
+        if what not in (container.resources.limits or {})
+    ]
+    missing += [
+        f"volume {volume.name} has no size"
+        for volume in pod.spec.volumes or ()
+        if volume.empty_dir and not volume.empty_dir.size_limit
+    ]
+    missing += [
+        f"container {container.name} is not ours: something in the cluster adds it to Pods"
+        for container in containers
+        if container.name not in CONTAINERS
+    ]
+    if missing:
+        return Layer("sizes", Status.DEGRADED, "; ".join(missing), required=False)
+    text = "each container and volume has a limit, of the node's disk, too"
+    return Layer("sizes", Status.ACTIVE, text)
 
 
 def _layer(name: str, holds: bool, text: str, otherwise: str = "") -> Layer:
@@ -225,27 +360,20 @@ def _layer(name: str, holds: bool, text: str, otherwise: str = "") -> Layer:
     return Layer(name, Status.MISSING, f"the box finds: {otherwise or text}")
 
 
-async def _network(look: Callable[[Spec], Awaitable[Look]], closed: Look, image: str) -> Layer:
-    """Whether the cluster enforces NetworkPolicy: a box that may connect does, and others do not.
-
-    The object of a policy has no status, so only trying it tells.
-    """
-    if closed.reaches:
-        return Layer(
-            "network",
-            Status.MISSING,
-            "a box reaches the API server: the cluster does not enforce NetworkPolicy",
-            "a network plugin that enforces it, such as Calico or Cilium",
-        )
+async def _network(
+    cluster: KubernetesCluster,
+    bundle: BundleImage,
+    closed: Pod,
+    look: Look,
+    started: Callable[[Spec], contextlib.AbstractAsyncContextManager[Pod]],
+) -> list[Layer]:
     try:
-        opened = await look(Spec(image=image, limits=LIMITS, relax=("network",)))
+        async with started(Spec(image=bundle.name, limits=LIMITS, relax=("network",))) as opened:
+            layers = await enforcement.layers(cluster, bundle, closed, opened)
     except HutchError as exc:
-        return Layer("network", Status.DEGRADED, f"not checked: {exc}", required=False)
-    if opened.reaches:
-        return Layer("network", Status.ACTIVE, "none: NetworkPolicy is enforced")
-    return Layer(
-        "network",
-        Status.DEGRADED,
-        "not checked: a box that may connect reaches nothing either, so this tells nothing",
-        required=False,
-    )
+        return [Layer("network", Status.DEGRADED, f"not checked: {exc}", required=False)]
+    if look.reaches and layers[0].status is Status.ACTIVE:
+        # A cluster may let a Pod reach its own node, whatever a policy says.
+        why = "a box reaches the API server, although it reaches no Pod"
+        layers.append(Layer("network to nodes", Status.DEGRADED, why, required=False))
+    return layers

@@ -40,16 +40,20 @@ from hutch.types import Grade, MiB
 
 from .claim import ClaimMount, ClaimMounts
 
-BOX_CONTAINER, DOOR_CONTAINER = "box", "door"
+BOX_CONTAINER, DOOR_CONTAINER, COPYING_CONTAINER = "box", "door", "bundle"
+CONTAINERS = (BOX_CONTAINER, DOOR_CONTAINER, COPYING_CONTAINER)
 MANAGED, SCOPE, NETWORK = "app.kubernetes.io/managed-by", "hutch.dev/scope", "hutch.dev/network"
 OURS = "hutch"  # what manages our Pods
 BOX, DEGRADED, ISOLATION = "hutch.dev/box", "hutch.dev/degraded", "hutch.dev/isolation"
 VERSION = "hutch.dev/version"
+TARGET, TARGET_CONTAINER = "hutch.dev/target", "target"  # of doctor
 CLOSED, OPEN = "none", "open"  # values of the label NETWORK
 
 BUNDLE_SIZE = 512 * MiB  # at most, where it is copied
 DOOR_MEMORY = 128 * MiB  # each program that the cluster starts there begins with one of its own
 SCRATCH = 64 * MiB  # of a node's disk, for what a box cannot write to
+TARGET_MEMORY = 64 * MiB
+TARGET_DEADLINE = 600
 LAST_RESORT = 31 * 86_400  # seconds after which the cluster ends a Pod that nothing else has ended
 GRACE = 1  # seconds between SIGTERM, on which guest and door exit, and SIGKILL
 
@@ -171,14 +175,9 @@ def body(
     rooms = _rooms(spec, {mount.target for mount in mounts})
     is_open = "network" in relaxed
     pod_spec: dict[str, object] = {
-        "os": {"name": "linux"},
-        "nodeSelector": {"kubernetes.io/os": "linux", "kubernetes.io/arch": bundle.architecture},
+        **_placed(bundle),
         "hostname": "box",
-        "restartPolicy": "Never",
         "activeDeadlineSeconds": LAST_RESORT,
-        "terminationGracePeriodSeconds": GRACE,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "dnsPolicy": "ClusterFirst" if is_open else "None",
         "securityContext": {
             "runAsNonRoot": bool(user.uid),
@@ -270,6 +269,51 @@ def policies() -> Mapping[str, dict[str, object]]:
     }
 
 
+def target_body(
+    name: str, owner: tuple[str, str], bundle: BundleImage, code: str
+) -> dict[str, object]:
+    """The body of the create call for a Pod that runs `code`, and that no policy of ours is about.
+
+    `owner`: name and uid of the Pod with which it ends, if not at its deadline.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {TARGET: name},
+            "ownerReferences": [
+                {"apiVersion": "v1", "kind": "Pod", "name": owner[0], "uid": owner[1]}
+            ],
+        },
+        "spec": {
+            **_placed(bundle),
+            "activeDeadlineSeconds": TARGET_DEADLINE,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": RELAY,
+                "runAsGroup": RELAY,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": TARGET_CONTAINER,
+                    **_LAST_WORDS,
+                    "image": bundle.name,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": [literal(word) for word in (*python_of_image(bundle), "-c", code)],
+                    "env": [_HOME_OF_PYTHON],
+                    "securityContext": _hardening(set()),
+                    "resources": {
+                        "requests": _amounts(0.01, TARGET_MEMORY, 0),
+                        "limits": _amounts(1, TARGET_MEMORY, SCRATCH),
+                    },
+                }
+            ],
+        },
+    }
+
+
 def grade_of(handler: str) -> Grade:
     """What separates a box from the kernel of its node, by the handler of its RuntimeClass."""
     if handler.startswith(("runsc", "gvisor")):
@@ -342,12 +386,31 @@ def _hardening(relaxed: set[str]) -> dict[str, object]:
     }
 
 
+def _placed(bundle: BundleImage) -> dict[str, object]:
+    """Where a Pod of ours runs, how it ends, and what it is not given."""
+    return {
+        "os": {"name": "linux"},
+        "nodeSelector": {"kubernetes.io/os": "linux", "kubernetes.io/arch": bundle.architecture},
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+    }
+
+
+# Python does not look for itself in "/", and only without -I it can be told.
+_HOME_OF_PYTHON = {"name": "PYTHONHOME", "value": "/"}
+
+
+def python_of_image(bundle: BundleImage) -> list[str]:
+    """The argv of the Python in the root of the image with the bundle."""
+    return [word for word in bundle.command("", at="")[:-2] if word != "-I"]
+
+
 def _copying(bundle: BundleImage, user: PodUser) -> list[dict[str, object]]:
     """What copies the bundle, where it cannot be a volume: its own Python, from its own root."""
     if bundle.how == "image":
         return []
-    # Python does not look for itself in "/", and only without -I it can be told.
-    python = [word for word in bundle.command("", at="")[:-2] if word != "-I"]
     # The root of the image is the bundle. It has nothing else, but for what a runtime puts there.
     copy = (
         "import os, shutil\n"
@@ -358,12 +421,12 @@ def _copying(bundle: BundleImage, user: PodUser) -> list[dict[str, object]]:
     )
     return [
         {
-            "name": "bundle",
+            "name": COPYING_CONTAINER,
             **_LAST_WORDS,
             "image": bundle.name,
             "imagePullPolicy": "IfNotPresent",
-            "command": [literal(word) for word in (*python, "-c", copy)],
-            "env": [{"name": "PYTHONHOME", "value": "/"}],
+            "command": [literal(word) for word in (*python_of_image(bundle), "-c", copy)],
+            "env": [_HOME_OF_PYTHON],
             "securityContext": _hardening(set()),
             "resources": {
                 "requests": _amounts(0.01, 64 * MiB, 0),
