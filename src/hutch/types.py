@@ -184,14 +184,20 @@ class ClusterSettings:
     bundle: str = "auto"  # how a Pod gets it: as an image volume, by a copy, or what works
     volume_claim: str = ""  # a PersistentVolumeClaim in the namespace
     volume_folder: str = ""  # of this machine: what the claim has
+    user_namespaces: str = "auto"  # whether Pods have their own; auto: where each node can
 
     BUNDLES: ClassVar[tuple[str, ...]] = ("auto", "image", "copy")
+    USER_NAMESPACES: ClassVar[tuple[str, ...]] = ("auto", "on", "off")
 
     def __post_init__(self) -> None:
-        if self.bundle not in self.BUNDLES:
-            raise InvalidRequest(
-                f"kubernetes bundle {self.bundle!r:.100}: there are {', '.join(self.BUNDLES)}"
-            )
+        for name, value, choices in (
+            ("bundle", self.bundle, self.BUNDLES),
+            ("user_namespaces", self.user_namespaces, self.USER_NAMESPACES),
+        ):
+            if value not in choices:
+                raise InvalidRequest(
+                    f"kubernetes {name} {value!r:.100}: there are {', '.join(choices)}"
+                )
         if self.volume_claim and not is_object_name(self.volume_claim):
             raise InvalidRequest(
                 f"kubernetes volume claim {self.volume_claim!r:.100}: a name has a-z, 0-9, '-' and "

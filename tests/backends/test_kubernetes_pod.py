@@ -123,6 +123,19 @@ def test_another_kernel_gets_what_it_needs() -> None:
     ]  # fmt: skip
 
 
+def test_a_namespace_of_user_ids_has_few_of_them() -> None:
+    mapped = user_of(SPEC, may_map=True)
+    assert mapped.has_namespace and mapped.is_own and 0 < mapped.uid < 65_536
+    assert pod(user=mapped)["spec"]["hostUsers"] is False
+    assert "hostUsers" not in pod()["spec"]
+    root = replace(SPEC, user="0", relax=("user",))
+    assert user_of(root, may_map=True) == PodUser(0, 0, is_own=False, has_namespace=True)
+    assert user_of(replace(SPEC, user="65535"), may_map=True).has_namespace
+    for far in ("65536", "1:65536"):
+        assert not user_of(replace(SPEC, user=far), may_map=True).has_namespace
+    assert not user_of(SPEC).has_namespace
+
+
 def test_the_image_says_nothing_to_our_loader() -> None:
     for container in containers(pod()):
         assert container["env"] == [{"name": name, "value": ""} for name in FOR_LOADER]

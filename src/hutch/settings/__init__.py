@@ -283,6 +283,12 @@ class Settings:
         "the folder of this machine that the claim has; empty: data_dir",
         sample='"/mnt/hutch"',
     )
+    kubernetes_user_namespaces: str = _set(
+        choice(*ClusterSettings.USER_NAMESPACES),
+        "auto",
+        "whether a Pod has one; auto: where we may see that each node can",
+        sample='"on"',
+    )
 
     workspace_quota: int | None = _set(
         optional(SIZE),
@@ -339,6 +345,7 @@ class Settings:
             bundle=self.kubernetes_bundle,
             volume_claim=self.kubernetes_volume_claim or "",
             volume_folder=str(self.kubernetes_volume_folder or self.data_dir),
+            user_namespaces=self.kubernetes_user_namespaces,
         )
 
     def rules(self) -> Rules:

@@ -34,6 +34,7 @@ from . import address, doctor
 from .box import (
     KubernetesBox,
     NoImageVolumes,
+    NoUserNamespaces,
     PodRecord,
     box_of,
     connector,
@@ -65,7 +66,22 @@ IMAGE_VOLUMES = (1, 35)  # the version that has them without being asked
 LEFT = 60.0  # seconds after its end, nothing needs a Pod any more
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 NETWORK_UNKNOWN = "network: closed only where the cluster enforces NetworkPolicy (see hutch doctor)"
+SAME_USERS = "user namespaces: not used, so a user id in the box is the same one on its node"
+UNSEEN = "?"  # no handler has this name
 NETWORK_UNSEEN = "network: we may not see or make a NetworkPolicy, so it may be open"
+
+
+@dataclass(frozen=True)
+class UserNamespaces:
+    """Which Pods get user ids of their own."""
+
+    handlers: frozenset[str] | None  # of runtimes that give some on every node; None: all
+    why_no_others: str = ""
+
+    def why_not(self, handler: str) -> str:
+        """Why a Pod with a runtime of this handler gets none. "" if it does."""
+        gives = self.handlers is None or handler in self.handlers
+        return "" if gives else self.why_no_others
 
 
 @dataclass
@@ -77,6 +93,7 @@ class ReachedCluster:
     scope: str
     bundle: BundleImage
     version: str
+    users: UserNamespaces
     degraded: tuple[str, ...] = ()
 
 
@@ -147,20 +164,20 @@ class KubernetesBackend(Backend):
 
     async def _launch(self, here: ReachedCluster, spec: Spec, name: str) -> StartedPod:
         claimed = await self._claimed(here, spec)
-        user, isolation = user_of(spec, claimed.owner), await self._isolation(here, spec.runtime)
-        network = () if "network" in spec.relax else here.degraded
-        degraded = (*network, *weaker_user(user))
-
-        def wanted() -> dict[str, object]:
-            return body(spec, name, here.scope, user, here.bundle, isolation, degraded, claimed)
-
-        try:
-            pod = await start_pod(here.cluster, here.watch, wanted(), name, here.scope)
-        except NoImageVolumes:
-            if self._settings.bundle != "auto":
-                raise
-            here.bundle = _by_copy(here.bundle)
-            pod = await start_pod(here.cluster, here.watch, wanted(), name, here.scope)
+        isolation, handler = await self._runtime(here, spec.runtime)
+        while True:
+            wanted = self._body(here, spec, name, isolation, handler, claimed)
+            try:
+                pod = await start_pod(here.cluster, here.watch, wanted, name, here.scope)
+                break
+            except NoImageVolumes:
+                if self._settings.bundle != "auto" or here.bundle.how == "copy":
+                    raise
+                here.bundle = _by_copy(here.bundle)
+            except NoUserNamespaces as exc:
+                if self._settings.user_namespaces != "auto":
+                    raise
+                here.users = UserNamespaces(frozenset(), str(exc))
         relays = connector(here.cluster, here.watch, pod, name, here.bundle)
         try:
             return StartedPod(PodRecord.of(pod), relays, await relays.connect())
@@ -180,15 +197,38 @@ class KubernetesBackend(Backend):
         await _check_claim(here.cluster, claimed.claim)
         return claimed
 
-    async def _isolation(self, here: ReachedCluster, runtime: str) -> Grade:
+    def _body(
+        self,
+        here: ReachedCluster,
+        spec: Spec,
+        name: str,
+        isolation: Grade,
+        handler: str,
+        claimed: ClaimMounts,
+    ) -> dict[str, object]:
+        why = here.users.why_not(handler)
+        if claimed.mounts:
+            why = "a workspace has the user ids of its volume"
+        user = user_of(spec, claimed.owner, may_map=isolation == "ns" and not why)
+        degraded = [*weaker_user(user)]
+        if "network" not in spec.relax:
+            degraded = [*here.degraded, *degraded]
+        # Another kernel than that of the node has its own users.
+        if isolation == "ns" and not user.has_namespace:
+            degraded.append(f"{SAME_USERS} ({why or f'they have no uid {user.uid}'})")
+        return body(spec, name, here.scope, user, here.bundle, isolation, tuple(degraded), claimed)
+
+    async def _runtime(self, here: ReachedCluster, runtime: str) -> tuple[Grade, str]:
+        """What a RuntimeClass gives, and its handler."""
         if not runtime:
-            return "ns"
+            return "ns", ""
         try:
-            return grade_of((await here.cluster.runtime_class(runtime)).handler)
+            handler = (await here.cluster.runtime_class(runtime)).handler
         except NotFound:
             raise InvalidRequest(f"the cluster has no RuntimeClass {runtime!r:.100}") from None
         except Refused:
-            return "ns"  # we may not see what it is, so nothing can be promised
+            return "ns", UNSEEN  # we may not see what it is, so nothing can be promised
+        return grade_of(handler), handler
 
     async def adopt(self, id: str) -> Box:
         here = await self._reach()
@@ -357,7 +397,10 @@ class KubernetesBackend(Backend):
             )
             watch = PodWatch(cluster, f"{MANAGED}={OURS},{SCOPE}={scope_label(scope)}")
             degraded = await _close_network(cluster)
-            here = ReachedCluster(cluster, watch, scope, image, version.git_version, degraded)
+            users = await _user_namespaces(cluster, settings.user_namespaces, image.architecture)
+            here = ReachedCluster(
+                cluster, watch, scope, image, version.git_version, users, degraded
+            )
             if self.lasts:
                 await _tidy(here)
             return here
@@ -413,6 +456,23 @@ async def _check_claim(cluster: KubernetesCluster, name: str) -> None:
             f"PersistentVolumeClaim {name!r} in namespace {cluster.namespace} "
             + ("is being deleted" if claim.metadata.deletion_timestamp else "has lost its volume")
         )
+
+
+async def _user_namespaces(
+    cluster: KubernetesCluster, setting: str, architecture: str
+) -> UserNamespaces:
+    """A cluster takes a Pod that wants one, and its node may then never start it: so we ask."""
+    if setting == "off":
+        return UserNamespaces(frozenset(), "kubernetes.user_namespaces is off")
+    if setting == "on":
+        return UserNamespaces(None)
+    try:
+        nodes = await cluster.nodes(f"kubernetes.io/os=linux,kubernetes.io/arch={architecture}")
+    except Refused:
+        return UserNamespaces(frozenset(), "we may not list nodes, which tell whether they can")
+    known = {handler.name for node in nodes for handler in node.status.runtime_handlers or ()}
+    can = {name for name in known if all(node.has_user_namespaces(name) for node in nodes)}
+    return UserNamespaces(frozenset(can), "not every node can, with this runtime")
 
 
 async def _last_words(here: ReachedCluster, pod: Pod) -> str:

@@ -256,10 +256,16 @@ def _check_kept(sent: dict[str, object], created: Pod) -> None:
     kept = sum(volume.image is not None for volume in created.spec.volumes or ())
     if kept != wanted:
         raise NoImageVolumes("the cluster has no image volumes")
+    if '"hostUsers": false' in json.dumps(sent) and created.spec.host_users is not False:
+        raise NoUserNamespaces("the cluster has no user namespaces")
 
 
 class NoImageVolumes(StartFailed):
     """The bundle has to be copied."""
+
+
+class NoUserNamespaces(StartFailed):
+    """User ids have to be those of the node."""
 
 
 async def running(cluster: KubernetesCluster, watch: PodWatch, pod: Pod) -> Pod:
@@ -280,6 +286,13 @@ async def running(cluster: KubernetesCluster, watch: PodWatch, pod: Pod) -> Pod:
         except TimeoutError:
             if why := _unschedulable(seen):
                 raise NoCapacity(f"no node of the cluster can take the box: {why}") from None
+            if seen.spec.host_users is False and _lacks_sandbox(seen):
+                # A node that cannot says so in an event only, which we need not be allowed to read.
+                raise NoUserNamespaces(
+                    f"its node did not begin it in {NO_ROOM:g} seconds, as one whose runtime has "
+                    "no user namespaces: kubernetes.user_namespaces can be off"
+                    + await _warning(cluster, seen)
+                ) from None
             if time.monotonic() - began > START_TIMEOUT - 1:
                 state = _state(seen) + await _warning(cluster, seen)
                 raise StartFailed(
@@ -325,6 +338,14 @@ def _unschedulable(pod: Pod) -> str:
         if (condition.type, condition.status) == ("PodScheduled", "False"):
             return condition.message or condition.reason
     return ""
+
+
+def _lacks_sandbox(pod: Pod) -> bool:
+    """Whether its node has not even made what its containers would share."""
+    return any(
+        (condition.type, condition.status) == ("PodReadyToStartContainers", "False")
+        for condition in pod.status.conditions or ()
+    )
 
 
 def _state(pod: Pod) -> str:

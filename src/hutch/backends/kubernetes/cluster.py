@@ -110,6 +110,7 @@ class PodContainer(msgspec.Struct):
 
 class PodSpec(msgspec.Struct, rename="camel"):
     runtime_class_name: str = ""
+    host_users: bool | None = None
     volumes: list[PodVolume] | None = None
     init_containers: list[PodContainer] | None = None
     containers: list[PodContainer] | None = None
@@ -210,6 +211,35 @@ class EventList(msgspec.Struct):
     items: list[StateDetail]
 
 
+class HandlerFeatures(msgspec.Struct, rename="camel"):
+    user_namespaces: bool = False
+
+
+class RuntimeHandler(msgspec.Struct):
+    name: str = ""
+    features: HandlerFeatures | None = None
+
+
+class NodeStatus(msgspec.Struct, rename="camel"):
+    runtime_handlers: list[RuntimeHandler] | None = None
+
+
+class Node(msgspec.Struct):
+    metadata: Metadata
+    status: NodeStatus
+
+    def has_user_namespaces(self, handler: str) -> bool:
+        return any(
+            known.name == handler and known.features and known.features.user_namespaces
+            for known in self.status.runtime_handlers or ()
+        )
+
+
+class NodeList(msgspec.Struct):
+    metadata: ListMetadata
+    items: list[Node]
+
+
 class ReviewStatus(msgspec.Struct):
     allowed: bool
 
@@ -272,6 +302,18 @@ class KubernetesCluster:
     async def pod(self, name: str) -> Pod:
         answer = await self._call("GET", f"{self._pods}/{name}", verb="get", what="pods")
         return answer.decode(Pod)
+
+    async def nodes(self, selector: str) -> list[Node]:
+        """All nodes with these labels. Raises Refused without a ClusterRole for that."""
+        found: list[Node] = []
+        query = {"labelSelector": selector, "limit": str(PAGE)}
+        while True:
+            path = f"/api/v1/nodes?{urlencode(query)}"
+            page = (await self._call("GET", path, verb="list", what="nodes")).decode(NodeList)
+            found += page.items
+            if not page.metadata.continue_:
+                return found
+            query["continue"] = page.metadata.continue_
 
     async def pods(self, selector: str, fields: str = "") -> tuple[list[Pod], str]:
         """All Pods with these labels, and the version to watch from."""

@@ -19,6 +19,7 @@ from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status
 
 from . import enforcement
+from .box import PodRecord
 from .cluster import KubernetesCluster, Pod, Refused
 from .pod import BOX_CONTAINER, CONTAINERS, BundleImage, HowBundle, grade_of, policies
 
@@ -148,7 +149,7 @@ async def report(
         async with started(spec) as closed:
             look = await _look(cluster, bundle(), closed)
             layers += judge(look, bundle().how)
-            layers.append(_sizes(closed))
+            layers += [_users(look, closed), _sizes(closed)]
             layers += await _network(cluster, bundle(), closed, look, started)
     except HutchError as exc:
         layers.append(Layer("box", Status.MISSING, str(exc)))
@@ -300,7 +301,6 @@ def judge(found: Look, how: HowBundle) -> list[Layer]:
         _layer("memory", is_bounded, size),
         _lack_of_memory(found),
         _layer("service account", not found.has_token, "no token", "a token"),
-        _users(found),
     ]
 
 
@@ -317,13 +317,18 @@ def _lack_of_memory(found: Look) -> Layer:
     )
 
 
-def _users(found: Look) -> Layer:
+def _users(found: Look, pod: Pod) -> Layer:
+    name = "user namespaces"
     if found.users[:2] != ["0", "0"]:
-        return Layer("user namespaces", Status.ACTIVE, "a user id in a box is nobody on its node")
+        return Layer(name, Status.ACTIVE, "no user id of a box is one of its node", required=False)
+    said = (text for text in PodRecord.of(pod).degraded if text.startswith(name))
+    why = next(said, "").partition(": ")[2] or "not used: the cluster has changed what we asked for"
     return Layer(
-        "user namespaces",
+        name,
         Status.DEGRADED,
-        "not used yet: a user id in a box is the same one on the node",
+        why,
+        "runc 1.2, containerd 2.0 and Linux 6.3, or later, on each node; and a ClusterRole that "
+        "allows to list nodes, or kubernetes.user_namespaces = on",
         required=False,
     )
 

@@ -54,6 +54,7 @@ DOOR_MEMORY = 128 * MiB  # each program that the cluster starts there begins wit
 SCRATCH = 64 * MiB  # of a node's disk, for what a box cannot write to
 TARGET_MEMORY = 64 * MiB
 TARGET_DEADLINE = 600
+MAPPED, MAPPED_IDS = 1000, 65_536  # the user in a namespace of user ids, and how many that has
 LAST_RESORT = 31 * 86_400  # seconds after which the cluster ends a Pod that nothing else has ended
 GRACE = 1  # seconds between SIGTERM, on which guest and door exit, and SIGKILL
 
@@ -94,6 +95,7 @@ class PodUser:
     uid: int
     gid: int
     is_own: bool = False  # no other Pod has this uid
+    has_namespace: bool = False  # of user ids: on the node, this is another uid
 
 
 def scope_label(scope: str) -> str:
@@ -106,8 +108,10 @@ def name_of(scope: str, box: str) -> str:
     return "hutch-" + hashlib.sha256(f"{scope}\0{box}".encode()).hexdigest()[:40]
 
 
-def user_of(spec: Spec, owner: tuple[int, int] | None = None) -> PodUser:
+def user_of(spec: Spec, owner: tuple[int, int] | None = None, *, may_map: bool = False) -> PodUser:
     """The user that a box runs as. `owner`: of what is mounted writable.
+
+    `may_map`: whether its Pod can have a namespace of user ids.
 
     Raises InvalidRequest for a name, as a cluster does not tell which users an image has, and for
     a user that a box may not be.
@@ -118,9 +122,9 @@ def user_of(spec: Spec, owner: tuple[int, int] | None = None) -> PodUser:
         if owner:
             return PodUser(owner[0], owner[1] or owner[0])
         if "user" in spec.relax:
-            return PodUser(0, 0)
-        uid = secrets.choice(OWN)
-        return PodUser(uid, uid, is_own=True)
+            return PodUser(0, 0, has_namespace=may_map)
+        uid = MAPPED if may_map else secrets.choice(OWN)
+        return PodUser(uid, uid, is_own=True, has_namespace=may_map)
     given = _USER.fullmatch(spec.user)
     if not given:
         raise InvalidRequest(
@@ -134,7 +138,8 @@ def user_of(spec: Spec, owner: tuple[int, int] | None = None) -> PodUser:
         raise InvalidRequest("a box runs as root only with relax user")
     if uid == RELAY:
         raise InvalidRequest(f"uid {RELAY} is reserved: choose another user")
-    return PodUser(uid, gid)
+    maps = may_map and max(uid, gid) < MAPPED_IDS
+    return PodUser(uid, gid, is_own=maps and uid != 0, has_namespace=maps)
 
 
 def weaker_user(user: PodUser) -> tuple[str, ...]:
@@ -227,6 +232,8 @@ def body(
         pod_spec["dnsConfig"] = {"nameservers": ["127.0.0.1"]}
     if spec.runtime:
         pod_spec["runtimeClassName"] = spec.runtime
+    if user.has_namespace:
+        pod_spec["hostUsers"] = False
     return {
         "apiVersion": "v1",
         "kind": "Pod",
