@@ -154,6 +154,7 @@ def test_every_key_can_be_set_by_its_variable(key: str) -> None:
         "tls.cert": "/etc/cert.pem", "tls.key": "/etc/key.pem", "keys.default_ttl": "30d",
         "keys.max_ttl": "52w", "workspace.quota_mode": "kernel", "kubernetes.bundle": "copy",
         "kubernetes.volume_folder": "/mnt/hutch",
+        "kubernetes.user_namespaces": "on",
         "dashboard.enabled": "false", "dashboard.edit_settings": "true",
     }  # fmt: skip
     value = samples.get(key, "300")

@@ -19,17 +19,19 @@ from benchmarks.cluster import Cluster
 
 from cluster_of_tests import ask
 from docker_of_tests import BUSYBOX, DEBIAN
+from enforcer_of_tests import enforced
 from hutch import Sandbox, wire
 from hutch.backends.base import Spec
 from hutch.backends.kubernetes import KubernetesBackend, box, pod
 from hutch.engine.link import Link
 from hutch.errors import BackendUnavailable, BoxLost, Conflict, NoCapacity, StartFailed
 from hutch.testing.contract import running, sh
-from hutch.types import Status
+from hutch.types import Report, Status
 from kubernetes_of_tests import Boxes, removed
 from kubernetes_of_tests import boxes as boxes
 from kubernetes_of_tests import with_runtime as with_runtime
 
+RUNTIMES = "/apis/node.k8s.io/v1/runtimeclasses"
 SMALL = Spec(image=f"{BUSYBOX}:latest")
 PYTHON = Spec(image=f"{DEBIAN}:latest")
 SECONDS = 120
@@ -47,6 +49,15 @@ def with_backend(
                 await backend.close()
 
     asyncio.run(main())
+
+
+def runtime_class(name: str) -> dict[str, object]:
+    return {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": name},
+        "handler": "runsc",
+    }
 
 
 # --- what a box is ------------------------------------------------------------------------------
@@ -447,6 +458,53 @@ def test_a_box_tells_what_it_uses_and_which_command_lacked_memory() -> None:
         assert stats.memory and stats.pids and stats.cpu_seconds and (stats.oom_kills or 0) >= 3
 
 
+# What a program of a box can try to be taken for a relay of `door`. It prints what it is answered.
+POSE = r"""
+import ctypes, os, socket, struct
+def attempt(name, ids):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(20)
+    try:
+        sock.connect("\0hutch")
+        who = ids and struct.pack("iII", os.getpid(), *ids)
+        sock.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)] if who else [])
+        sock.send(b"c")
+        print(name, sock.recv(1))
+    except OSError as exc:
+        print(name, "refused", exc)
+attempt("itself", None)
+attempt("another", (65533, 65533))
+if not os.fork():
+    if ctypes.CDLL(None).unshare(0x10000000):
+        os._exit(0)
+    own = os.getuid(), os.getgid()
+    open("/proc/self/setgroups", "w").write("deny")
+    open("/proc/self/uid_map", "w").write(f"65533 {own[0]} 1")
+    open("/proc/self/gid_map", "w").write(f"65533 {own[1]} 1")
+    attempt("mapped", (65533, 65533))
+    os._exit(0)
+os.wait()
+"""
+
+
+async def check_door(link: Link) -> None:
+    """Nobody in the box is taken for a relay."""
+    async with link.call(wire.Exec(["python3", "-c", POSE])) as call:
+        said = b"".join([event.data async for event in call if isinstance(event, wire.Data)])
+    answers = said.decode().splitlines()
+    assert [answer.partition(" ")[0] for answer in answers[:2]] == ["itself", "another"], answers
+    assert all("refused" in answer or "b''" in answer for answer in answers), answers
+    assert await sh(link, "echo on") == (0, b"on\n")
+
+
+def test_a_program_of_a_box_cannot_pose_as_a_relay(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, PYTHON) as (_, link):
+            await check_door(link)
+
+    with_backend(boxes, work)
+
+
 @pytest.mark.usefixtures("settings_of_users")
 def test_hutch_run_and_doctor_name_the_backend(boxes: Boxes) -> None:
     def hutch(*words: str) -> subprocess.CompletedProcess[str]:
@@ -462,5 +520,81 @@ def test_hutch_run_and_doctor_name_the_backend(boxes: Boxes) -> None:
                  "root file system", "memory", "service account"):  # fmt: skip
         assert layers[name]["status"] == "active", layers[name]
     # The network plugin of this cluster enforces no policies, and it must not pass for one.
-    assert layers["network"]["status"] == "missing" and report["grade"] == "none"
+    for name in ("network", "network inwards"):
+        assert layers[name]["status"] == "missing", layers[name]
+    assert report["grade"] == "none"
     assert not boxes.pods()
+
+
+def report_of(boxes: Boxes, **more: str) -> Report:
+    reports: list[Report] = []
+
+    async def work(backend: KubernetesBackend) -> None:
+        reports.append(await backend.report())
+
+    with_backend(boxes, work, **more)
+    assert not boxes.pods()
+    return reports[0]
+
+
+def test_where_policies_are_enforced_the_doctor_has_seen_that_they_are(boxes: Boxes) -> None:
+    with enforced(boxes):
+        report = report_of(boxes)
+    layers = {layer.name: layer for layer in report.layers}
+    for name in ("network", "network inwards"):
+        assert layers[name].status is Status.ACTIVE, layers[name]
+    # This cluster lets a Pod reach its node, as many do, and that is where its API server is.
+    assert layers["network to nodes"].status is Status.DEGRADED
+    assert report.grade == "ns"
+
+
+def test_where_they_are_enforced_in_one_direction_only_it_says_in_which(boxes: Boxes) -> None:
+    with enforced(boxes, ["Egress"]):
+        report = report_of(boxes)
+    layers = {layer.name: layer for layer in report.layers}
+    assert layers["network"].status is Status.ACTIVE
+    assert layers["network inwards"].status is Status.MISSING
+    assert report.grade == "none"
+
+
+def test_the_doctor_says_what_else_it_found(boxes: Boxes) -> None:
+    with removed(boxes, RUNTIMES, runtime_class(f"sandboxed-{boxes.namespace}")):
+        report = report_of(boxes, bundle="copy")
+    layers = {layer.name: layer for layer in report.layers}
+    assert f"sandboxed-{boxes.namespace} (handler runsc): grade gvisor" in layers["runtimes"].why
+    assert layers["box"].why.endswith("an init container that copies it")
+    for name in ("PodSecurity", "sizes", "lack of memory"):
+        assert layers[name].status is Status.ACTIVE, layers[name]
+
+
+@contextmanager
+def admitting(boxes: Boxes, level: str) -> Iterator[None]:
+    path, label = f"/api/v1/namespaces/{boxes.namespace}", "pod-security.kubernetes.io/enforce"
+
+    def enforce(level: str) -> None:
+        kind = "application/merge-patch+json"
+        body = {"metadata": {"labels": {label: level}}}
+        assert boxes.cluster.request("PATCH", path, body, kind=kind)[0] == 200
+
+    enforce(level)
+    try:
+        yield
+    finally:
+        enforce("restricted")
+
+
+@pytest.mark.parametrize(
+    ("level", "what"), [("baseline", "that is not confined"), ("privileged", "that has all rights")]
+)
+def test_a_namespace_that_admits_more_than_boxes_need_is_found_out(
+    boxes: Boxes, tmp_path: Path, level: str, what: str
+) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        layers = {layer.name: layer for layer in (await backend.report()).layers}
+        assert layers["PodSecurity"].status is Status.DEGRADED
+        assert what in layers["PodSecurity"].why and boxes.namespace in layers["PodSecurity"].fix
+
+    # Without the right to start programs, nothing else is looked at.
+    rules = {**ALL, "pods/exec": ("get",)}
+    with admitting(boxes, level), as_somebody(boxes, tmp_path, *rules.items()):
+        with_backend(boxes, work)

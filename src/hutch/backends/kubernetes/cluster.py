@@ -224,7 +224,7 @@ class NodeStatus(msgspec.Struct, rename="camel"):
     runtime_handlers: list[RuntimeHandler] | None = None
 
 
-class Node(msgspec.Struct):
+class ClusterNode(msgspec.Struct):
     metadata: Metadata
     status: NodeStatus
 
@@ -237,7 +237,7 @@ class Node(msgspec.Struct):
 
 class NodeList(msgspec.Struct):
     metadata: ListMetadata
-    items: list[Node]
+    items: list[ClusterNode]
 
 
 class ReviewStatus(msgspec.Struct):
@@ -303,9 +303,9 @@ class KubernetesCluster:
         answer = await self._call("GET", f"{self._pods}/{name}", verb="get", what="pods")
         return answer.decode(Pod)
 
-    async def nodes(self, selector: str) -> list[Node]:
+    async def nodes(self, selector: str) -> list[ClusterNode]:
         """All nodes with these labels. Raises Refused without a ClusterRole for that."""
-        found: list[Node] = []
+        found: list[ClusterNode] = []
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             path = f"/api/v1/nodes?{urlencode(query)}"
