@@ -27,6 +27,7 @@ import pytest
 
 from docker_of_tests import BUSYBOX, DEBIAN, RUNTIME, Client, own_engine
 from hutch import factory, wire
+from hutch import operations as op
 from hutch.backends.base import Spec
 from hutch.backends.contained import OWN
 from hutch.backends.docker import DockerBackend, bundled, owner_scope
@@ -34,6 +35,7 @@ from hutch.backends.docker.box import DockerBox
 from hutch.backends.docker.config import find
 from hutch.backends.docker.engine import HELPER, DockerEngine
 from hutch.backends.docker.images import Resolver
+from hutch.engine.engine import Engine
 from hutch.engine.link import Link
 from hutch.errors import (
     BackendUnavailable,
@@ -614,8 +616,13 @@ def test_a_far_engine_gets_the_bundle_once_and_no_folder(engine: Client, tmp_pat
 
 
 @contextlib.asynccontextmanager
-async def over_tcp(path: str) -> AsyncIterator[str]:
-    """The address of an engine's socket, as if it were on another machine."""
+async def over_tcp(
+    path: str, connections: list[asyncio.StreamWriter] | None = None
+) -> AsyncIterator[str]:
+    """The address of an engine's socket, as if it were on another machine.
+
+    `connections`: a list that gets those that are made.
+    """
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -625,6 +632,8 @@ async def over_tcp(path: str) -> AsyncIterator[str]:
             target.write_eof()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if connections is not None:
+            connections.append(writer)
         far_reader, far_writer = await asyncio.open_unix_connection(path)
         try:
             await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
@@ -647,6 +656,34 @@ def test_an_engine_behind_tcp_is_a_far_one(engine: Client) -> None:
             code, out = await sh(link, "head -c 5000000 /dev/zero")
             assert (code, len(out)) == (0, 5_000_000)
             assert (await sh(link, "ls /.hutch-host"))[0] != 0
+
+    run(test)
+
+
+def test_a_session_goes_on_when_the_way_to_a_far_engine_broke(engine: Client) -> None:
+    async def test() -> None:
+        ways: list[asyncio.StreamWriter] = []
+        async with over_tcp(engine.host.removeprefix("unix://"), ways) as url:
+            sessions = Engine(DockerBackend(factory.bundle, docker_host=url))
+            try:
+                id = (await sessions.perform(op.OpenSession(image=BUSYBOX))).id
+                await sessions.perform(op.RunShell(id, "WORD=kept; cd /tmp"))
+                argv = ("sh", "-c", "read line; echo got $line; exit 7")
+                program = await sessions.perform(op.StartProgram(id, argv))
+                session = sessions._sessions[id]._session
+                assert session
+                first = session.link
+                for way in ways:
+                    way.transport.abort()
+                async with asyncio.timeout(60):
+                    await session.links.after(first)
+                result = await sessions.perform(op.RunShell(id, "echo $WORD $PWD"))
+                assert result.stdout == "kept /tmp\n"
+                await sessions.perform(op.SendInput(id, program.id, b"it\n"))
+                result = await sessions.perform(op.WaitProgram(id, program.id, ended=True))
+                assert (result.exit_code, result.stdout) == (7, "got it\n")
+            finally:
+                await sessions.close()
 
     run(test)
 
