@@ -113,8 +113,8 @@ def user_of(spec: Spec, owner: tuple[int, int] | None = None, *, may_map: bool =
 
     `may_map`: whether its Pod can have a namespace of user ids.
 
-    Raises InvalidRequest for a name, as a cluster does not tell which users an image has, and for
-    a user that a box may not be.
+    Raises InvalidRequest for a name but `root`, as a cluster does not tell which users an image
+    has, and for a user that a box may not be.
     """
     if spec.user == "user":
         if owner and RELAY in owner:
@@ -125,7 +125,7 @@ def user_of(spec: Spec, owner: tuple[int, int] | None = None, *, may_map: bool =
             return PodUser(0, 0, has_namespace=may_map)
         uid = MAPPED if may_map else secrets.choice(OWN)
         return PodUser(uid, uid, is_own=True, has_namespace=may_map)
-    given = _USER.fullmatch(spec.user)
+    given = _USER.fullmatch("0" if spec.user == "root" else spec.user)
     if not given:
         raise InvalidRequest(
             f"user {spec.user!r:.100}: a cluster does not tell which users an image has: give a "
