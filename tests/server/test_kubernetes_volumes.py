@@ -158,6 +158,9 @@ def test_sessions_share_a_workspace_and_the_next_one_finds_it(place: Place) -> N
 def test_files_of_a_workspace_are_read_and_written_without_a_session(place: Place) -> None:
     notes = place.workspace("notes")
     notes.files.write("today.md", "- water the plants\n")
+    (pod,) = place.pods("workspaces/local/notes")
+    image = place.boxes.settings().runtime_image
+    assert pod["spec"]["containers"][0]["image"] == image, "which is on the node already"
     with place.session("notes") as box:
         box.shell.run("cat today.md && mkdir sub && echo more > sub/more.md", check=True)
         assert notes.files.read("sub/more.md") == "more\n"
