@@ -231,8 +231,8 @@ def test_a_box_has_its_folder_of_a_claim_and_no_more_of_it() -> None:
 
 
 def test_no_group_is_given_the_files_of_a_whole_claim() -> None:
-    made = pod(replace(SPEC, mounts=WORKSPACE), claimed=CLAIMED)
-    assert "fsGroup" not in made["spec"]["securityContext"]
+    for made in (pod(replace(SPEC, mounts=WORKSPACE), claimed=CLAIMED), pod()):
+        assert "fsGroup" not in made["spec"]["securityContext"]
 
 
 def test_a_box_with_a_workspace_runs_as_its_owner() -> None:

@@ -188,8 +188,8 @@ def body(
             "runAsNonRoot": bool(user.uid),
             "runAsUser": user.uid,
             "runAsGroup": user.gid,
-            # A kubelet would give this group all files of a claim, whatever is mounted of it.
-            **({} if mounts else {"fsGroup": user.gid}),
+            # No fsGroup: a kubelet would give it all files of a claim, whatever is mounted of it,
+            # and folders in the rooms a set-group-id bit, which nobody may set when they come back.
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "initContainers": [*_copying(bundle, user), _door(bundle)],
