@@ -139,7 +139,7 @@ def test_every_setting_can_be_given_the_value_that_it_is_shown_with(place: Place
         ("drain_seconds", "nan", "a number"),
         ("drain_seconds", 10**400, "a number"),
         ("listen", "here\nbackend = 1", "an address and a port"),
-        ("backend", "magic", "namespaces or docker"),
+        ("backend", "magic", "docker or kubernetes"),
         ("mounts", ["relative"], "a list of absolute paths"),
         ("mounts", "/a\x00b", "a list"),
         ("pool.images", {"../x": 1}, "images, and how many"),

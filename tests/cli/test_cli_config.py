@@ -61,7 +61,7 @@ def test_init_replaces_nothing_unless_it_is_told_to(home: Path) -> None:
      (["serve", "--listen", "80"], "--listen: listen must be an address and a port"),
      (["serve", "--drain", "-1"], "--drain"),
      (["serve", "--config", "nowhere.toml"], "cannot read nowhere.toml"),
-     (["serve", "--backend", "magic"], '--backend: backend must be namespaces or docker, not')],
+     (["serve", "--backend", "magic"], 'backend must be namespaces, docker or kubernetes')],
 )  # fmt: skip
 def test_a_mistake_gives_125_and_one_line(words: list[str], says: str, home: Path) -> None:
     out, said = run(*words, code=125)

@@ -115,7 +115,9 @@ def choice(*words: TextT) -> Kind[TextT]:
                 return word
         raise ValueError
 
-    return Kind(" or ".join(words), read, form="choice", choices=words)
+    *most, last = words
+    known = " or ".join([", ".join(most), last] if most else words)
+    return Kind(known, read, form="choice", choices=words)
 
 
 def _yes_no(value: object) -> bool:
