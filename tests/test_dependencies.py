@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE: list[str] = PROJECT["dependencies"]
 EXTRAS: list[str] = [
     requirement
-    for extra in ("docker", "mcp")
+    for extra in ("docker", "kubernetes", "mcp")
     for requirement in PROJECT["optional-dependencies"][extra]
 ]
 NEWEST = ROOT / "tests" / "newest.txt"
@@ -30,7 +30,7 @@ PINS = ROOT / "tests" / "integrations" / "pins"
 FRAMEWORKS: list[str] = [
     requirement
     for extra, requirements in PROJECT["optional-dependencies"].items()
-    if extra not in ("docker", "mcp", "docs", "dev")
+    if extra not in ("docker", "kubernetes", "mcp", "docs", "dev")
     for requirement in requirements
 ]
 INTERNALS = ("uvicorn", "httptools", "websockets", "aiodocker")  # of which we use some
