@@ -78,7 +78,7 @@ class KubeUser(msgspec.Struct, rename="kebab"):
     client_key_data: str = ""
     username: str = ""
     password: str = ""
-    exec: ExecPlugin | None = None
+    plugin: ExecPlugin | None = msgspec.field(default=None, name="exec")
     auth_provider: dict[str, object] | None = None
     as_: str = msgspec.field(default="", name="as")
 
@@ -184,7 +184,7 @@ class ClusterAddress:
     @property
     def renews(self) -> bool:
         """Whether `expire` can lead to other credentials."""
-        return bool(self._user.exec or self._user.token_file)
+        return bool(self._user.plugin or self._user.token_file)
 
     async def access(self) -> Access:
         """Raises BackendUnavailable if credentials cannot be read, or a plugin gives none."""
@@ -197,11 +197,11 @@ class ClusterAddress:
 
     async def _renew(self) -> tuple[Access, float]:
         user = self._user
-        if user.exec:
-            found = await _run_plugin(user.exec, self._cluster, self._user_folder)
-            until = _moment(found.expiration_timestamp, user.exec.command)
+        if user.plugin:
+            found = await _run_plugin(user.plugin, self._cluster, self._user_folder)
+            until = _moment(found.expiration_timestamp, user.plugin.command)
             tls = self._tls(found.client_certificate_data.encode(), found.client_key_data.encode())
-            return Access(_bearer(found.token, f"{user.exec.command}: token"), tls), until
+            return Access(_bearer(found.token, f"{user.plugin.command}: token"), tls), until
         certificate = _content(
             user.client_certificate_data, user.client_certificate, self._user_folder,
             "client-certificate",
@@ -393,14 +393,14 @@ def _check_user(where: str, user: KubeUser) -> None:
         )
     if user.as_:
         raise BackendUnavailable(f"{where}: as: another user cannot be impersonated")
-    if user.exec is None:
+    if user.plugin is None:
         return
-    if user.exec.api_version not in EXEC_VERSIONS:
+    if user.plugin.api_version not in EXEC_VERSIONS:
         raise BackendUnavailable(
-            f"{where}: exec.apiVersion: {user.exec.api_version!r:.100} is not known: "
+            f"{where}: exec.apiVersion: {user.plugin.api_version!r:.100} is not known: "
             f"{' and '.join(EXEC_VERSIONS)} are"
         )
-    if user.exec.interactive_mode == "Always":
+    if user.plugin.interactive_mode == "Always":
         raise BackendUnavailable(
             f"{where}: exec.interactiveMode: a plugin that needs a terminal cannot be used"
         )
