@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from direct import Guest, with_guest
 
 from hutch import InvalidRequest, Sandbox, Shell, wire
+from hutch.guest.shell import receive
 
 
 @pytest.fixture
@@ -247,3 +249,24 @@ def test_a_command_that_is_too_long_is_told_the_limit(shell: Shell) -> None:
     assert shell.run(padded("", 1024 * 1024)).exit_code == 0
     with pytest.raises(InvalidRequest, match=r"may have 1 MiB.*write it to a file"):
         shell.run(padded("", 1024 * 1024 + 100))
+
+
+def test_an_answer_that_comes_while_its_reader_is_cancelled_is_not_lost() -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        answers, shell = socket.socketpair()
+        now, trigger = socket.socketpair()
+        with answers, shell, now, trigger:
+            answers.setblocking(False)
+            reading = asyncio.create_task(receive(answers))
+            await asyncio.sleep(0)  # it waits
+            loop.add_reader(now, reading.cancel)
+            shell.send(b"an answer")
+            trigger.send(b".")  # so both are seen at once, the answer first
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            loop.remove_reader(now)
+            async with asyncio.timeout(60):
+                assert await receive(answers) == b"an answer"
+
+    asyncio.run(work())

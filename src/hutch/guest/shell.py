@@ -402,10 +402,7 @@ class ShellProcess:
             if len(self._received) > STATE_LIMIT:
                 await self._programs.kill(self.program)
                 return None
-            try:
-                data = await self._loop.sock_recv(self._answers, 65536)
-            except OSError:
-                data = b""
+            data = await receive(self._answers)
             if not data:
                 # It has ended, or exec has replaced it by a program that still runs.
                 self._listens = False
@@ -485,6 +482,26 @@ class ShellProcess:
             sock.close()
         self.out.abandon()
         self.err.abandon()
+
+
+async def receive(sock: socket.socket) -> bytes:
+    """What comes from a socket, or b"" at its end.
+
+    A caller that is cancelled loses nothing. `sock_recv` of the loop would: what it has just read.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return sock.recv(65536)
+        except BlockingIOError:
+            readable = asyncio.Event()
+            loop.add_reader(sock, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(sock)
+        except OSError:
+            return b""
 
 
 def _state(answer: bytes) -> ShellState:
