@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
+KILL_ONLY = 3  # rounds of kills before what is left is taken for a fork bomb
+
 # Forks of the agent: their memory is mostly shared with it, and would be counted once for each.
 helpers: set[int] = set()
 
@@ -114,18 +116,24 @@ def below(root: int) -> list[Row]:
 
 
 def kill_all(members: Callable[[], list[Row]]) -> None:
-    """Kill what `members` lists, until it lists nothing new.
+    """Kill what `members` lists, parents first, until it lists nothing new.
 
-    All are stopped before any is killed: a stopped process cannot fork, so this ends fork bombs.
+    What keeps forking is stopped before it is killed, which ends fork bombs. Others are not: under
+    gVisor, a shell whose child is killed while it is stopped may get a SIGHUP, or wait forever.
     """
-    stopped: set[int] = set()
-    for _ in range(50):
-        fresh = {row.pid for row in members()} - stopped
+    killed: set[int] = set()
+    stopped: dict[int, None] = {}
+    for attempt in range(50):
+        fresh = [row.pid for row in members() if row.pid not in killed and row.pid not in stopped]
         if not fresh:
             break
         for pid in fresh:
-            send(pid, signal.SIGSTOP)
-        stopped |= fresh
+            if attempt < KILL_ONLY:
+                send(pid, signal.SIGKILL)
+                killed.add(pid)
+            else:
+                send(pid, signal.SIGSTOP)
+                stopped[pid] = None
     for pid in stopped:
         send(pid, signal.SIGKILL)
 
