@@ -15,6 +15,7 @@ Nothing is ever read from it.
 
 from __future__ import annotations
 
+import copy
 import errno
 import fcntl
 import json
@@ -40,6 +41,7 @@ from hutch.errors import (
     HutchError,
     InvalidRequest,
     NoCapacity,
+    StartFailed,
 )
 from hutch.types import Limits, Mount, Packages
 
@@ -205,6 +207,15 @@ class Launcher:
         given = spec.pop("packages")
         packages = Packages(**{**given, "preload": tuple(given["preload"])}) if given else None
         zygote = self._zygote_for(packages, warm=spec["warm"])
+        if zygote.is_ready:
+            try:
+                self._start(packages, number, id, copy.deepcopy(spec))
+                return
+            except StartFailed:
+                if zygote.is_ready:
+                    raise
+            # It is dying, which its pidfd does not say before its boxes are dead.
+            zygote = self._zygote_for(packages, warm=spec["warm"])
         if zygote.is_ready:
             self._start(packages, number, id, spec)
         else:
