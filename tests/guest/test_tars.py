@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -255,5 +256,27 @@ def test_a_large_tar_passes_with_the_guest_s_memory_flat(tmp_path: Path) -> None
         (folder / "large").unlink()
         assert (await untar(guest, gzip.compress(data, 1)))[0] == 1
         assert (folder / "large").stat().st_size == 64 << 20
+
+    in_a_guest(tmp_path, work)
+
+
+def test_unpacking_that_was_stopped_has_ended_when_that_is_said(tmp_path: Path) -> None:
+    data = made((member("one"), bytes(1 << 20)))
+
+    def writes(pid: int) -> bool:
+        try:
+            files = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            return False
+        return any(file.endswith("/one") for file in files)
+
+    async def work(guest: Guest, folder: Path) -> None:
+        for _ in range(5):
+            async with guest.link.call(wire.Untar()) as call:
+                await call.send(data[: 1 << 19])
+                while not any(map(writes, guest.tree())):
+                    await asyncio.sleep(0.01)
+                await call.stop()
+                assert not any(map(writes, guest.tree()))
 
     in_a_guest(tmp_path, work)

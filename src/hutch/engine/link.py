@@ -25,6 +25,7 @@ READ_SIZE = 1 << 20
 # seldom enough that it costs nothing.
 CREDIT_STEP = wire.WINDOW // 4
 HELLO_TIMEOUT = 10
+STOP_TIMEOUT = 10  # seconds for a guest to end what it was told to stop
 # Errors that a guest may report. It may not claim that its box is lost, or that a command failed.
 GUEST_ERRORS = frozenset(
     (
@@ -233,6 +234,23 @@ class GuestCall:
         self._link.close_call(self._stream, cancel=not self._over)
         self._over = True
         self._changed.set()
+
+    async def stop(self) -> None:
+        """Cancel the request, and return when the guest has ended what it started for it.
+
+        Returns anyway after STOP_TIMEOUT, for a guest need not answer.
+        """
+        if self._over or self._failure:
+            return
+        self._link.send(wire.Cancel(self._stream))
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                async for _ in self:
+                    pass
+        except (HutchError, TimeoutError):
+            pass  # it was stopped, or its box is gone, or it does not answer
+        finally:
+            self._over = True
 
     def __aiter__(self) -> GuestCall:
         return self

@@ -312,6 +312,11 @@ class Session:
                     pass
                 if feeding.done() and (failure := feeding.exception()):
                     raise failure
+            except asyncio.CancelledError:
+                # Otherwise the guest would go on writing for a moment after this has ended.
+                feeding.cancel()
+                await call.stop()
+                raise
             finally:
                 feeding.cancel()
                 await asyncio.gather(feeding, return_exceptions=True)
