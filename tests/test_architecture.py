@@ -84,7 +84,8 @@ MAY_IMPORT = {
     "tools.condense": ["errors"],
     "adapters": ["errors", "extras", "types", "operations", "client", "tools", "compat"],
     "mcp": ["errors", "types", "operations", "client", "tools"],
-    "compat": ["errors", "types", "pidfile", "client", "images"],
+    # Of adapters, what they share.
+    "compat": ["errors", "types", "pidfile", "client", "images", "tools", "adapters"],
     # Images of an engine's are built from what this machine can get.
     "recipes": ["errors", "types", "serving", "backends", "backends.docker", "images"],
     # What carries them out is given to them; what they need is kept as images are.

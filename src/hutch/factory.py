@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -43,19 +43,23 @@ def backend(
 
     `lasting`: a folder for state that lets boxes outlive this process. `launcher`: for
     `namespaces`, a launcher that is already running. `cluster`: for `kubernetes`, where boxes are
-    made; by default, what variables say. Raises InvalidRequest if there is no such
-    backend, and BackendUnavailable if it is not installed.
+    made; by default, what variables say, or in NAMESPACE for "kubernetes/NAMESPACE". Raises
+    InvalidRequest if there is no such backend, and BackendUnavailable if it is not installed.
     """
     name = name or default()
-    if name not in NAMES:
+    kind, _, namespace = name.partition("/")
+    if kind not in NAMES or (kind != "kubernetes" and name != kind):
         raise InvalidRequest(f"no backend {name!r}: there are {', '.join(NAMES)}")
     backend: Backend
     if name == "namespaces":
         backend = _load(".backends.namespaces").NamespacesBackend(launcher, lasting)
-    elif name == "kubernetes":
+    elif kind == "kubernetes":
         module = _load(".backends.kubernetes")
         settings = cluster or _cluster_settings(os.environ)
+        if namespace:
+            settings = replace(settings, namespace=namespace)
         backend = module.KubernetesBackend(bundle, settings=settings, lasting=lasting)
+        backend.name = name
     else:
         backend = docker(".backends.docker").DockerBackend(bundle, lasting=lasting)
     return backend

@@ -25,7 +25,7 @@ from benchmarks.cluster.config import NODE
 from cluster_of_tests import ask, full_name
 from daemon_of_tests import wait_for
 from docker_of_tests import BUSYBOX
-from hutch import BackendUnavailable, Sandbox
+from hutch import BackendUnavailable, InvalidRequest, Sandbox, Unauthorized
 
 SECONDS = 180
 PERSISTENT = "/api/v1/persistentvolumes"
@@ -180,7 +180,9 @@ def test_a_client_with_the_key_has_a_sandbox_that_ends(installed: Installed) -> 
             [image] = {each["image"] for each in pod["spec"]["initContainers"]}
             assert image == installed.images[0]
         assert wait_for(lambda: not installed.pods(), SECONDS)
-        with pytest.raises(Exception, match="key"):
+        with pytest.raises(InvalidRequest, match="only 'kubernetes'"):
+            Sandbox.create(url=url, api_key=installed.key(), backend="kubernetes/kube-system")
+        with pytest.raises(Unauthorized):
             Sandbox.create(url=url, api_key="hutch_not-the-key", image=f"{BUSYBOX}:latest")
 
 

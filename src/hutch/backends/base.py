@@ -103,7 +103,7 @@ class Box(ABC):
 class Backend(ABC):
     """Makes boxes. CONTRIBUTING.md lists what a new backend needs besides this class and `Box`."""
 
-    name: ClassVar[str]
+    name: str
     default_image: ClassVar[str] = "host"
     best: ClassVar[Grade] = "ns"  # what a box can have at most, whatever it is asked to be
     has_runtimes: ClassVar[bool] = False  # whether `runtime` and `relax` mean anything to it
