@@ -208,7 +208,9 @@ def test_the_server_may_do_what_it_needs_and_nothing_else(installed: Installed) 
     assert not may("create", "serviceaccounts", installed.boxes, "token")
     assert not may("create", "pods", installed.namespace)
     assert not may("get", "secrets", installed.namespace)
-    assert not may("list", "nodes", installed.namespace)
+    assert may("list", "nodes", installed.namespace)  # which of them have user namespaces
+    assert not may("patch", "nodes", installed.namespace)
+    assert not may("list", "pods", "kube-system")
 
 
 def test_its_doctor_misses_no_right(installed: Installed) -> None:

@@ -34,6 +34,13 @@ NEEDED = (
 WANTED = (("get", "networkpolicies", "networking.k8s.io"),)
 # Where nobody else has made the policies. Whoever may make one may also open the network of boxes.
 WANTED_FOR_POLICIES = (("create", "networkpolicies", "networking.k8s.io"),)
+# For better errors of workspaces.
+WANTED_FOR_ERRORS = (("get", "persistentvolumeclaims", ""), ("list", "events", ""))
+# In the whole cluster: which nodes have user namespaces, and what a RuntimeClass is.
+WANTED_EVERYWHERE = (
+    ("list", "nodes", ""),
+    *((verb, "runtimeclasses", "node.k8s.io") for verb in ("get", "list")),
+)
 
 # What PodSecurity `restricted` asks of a container.
 CONFINED: dict[str, object] = {

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hutch.errors import InvalidRequest
 
 from .address import NAMESPACE
-from .doctor import NEEDED, WANTED
+from .doctor import NEEDED, WANTED, WANTED_EVERYWHERE, WANTED_FOR_ERRORS
 from .pod import IMAGE, RUNTIME, literal, policies
 
 NAME = "hutch"  # of the objects; what may be there twice in a cluster has the namespace in it, too
@@ -100,39 +100,33 @@ class Installation:
 
     def _rights(self) -> list[Object]:
         subject = {"kind": "ServiceAccount", "name": NAME, "namespace": self.namespace}
-        rights = [
+        over_all = f"{NAME}-{self.namespace}"
+        unbound = {"name": over_all, "labels": LABELS}
+        return [
             _object("v1", "ServiceAccount", self.namespace),
-            {**_object(RBAC, "Role", self.boxes_namespace), "rules": rules()},
+            {
+                **_object(RBAC, "Role", self.boxes_namespace),
+                "rules": _rules(*NEEDED, *WANTED, *WANTED_FOR_ERRORS),
+            },
             {
                 **_object(RBAC, "RoleBinding", self.boxes_namespace),
                 "roleRef": {"apiGroup": RBAC_GROUP, "kind": "Role", "name": NAME},
                 "subjects": [subject],
             },
+            {
+                "apiVersion": RBAC,
+                "kind": "ClusterRole",
+                "metadata": unbound,
+                "rules": _rules(*WANTED_EVERYWHERE),
+            },
+            {
+                "apiVersion": RBAC,
+                "kind": "ClusterRoleBinding",
+                "metadata": unbound,
+                "roleRef": {"apiGroup": RBAC_GROUP, "kind": "ClusterRole", "name": over_all},
+                "subjects": [subject],
+            },
         ]
-        if self.runtime:  # to see what it is: the grade of a box depends on it
-            rule = {
-                "apiGroups": ["node.k8s.io"],
-                "resources": ["runtimeclasses"],
-                "resourceNames": [self.runtime],
-                "verbs": ["get"],
-            }
-            name = f"{NAME}-{self.namespace}"
-            rights += [
-                {
-                    "apiVersion": RBAC,
-                    "kind": "ClusterRole",
-                    "metadata": {"name": name, "labels": LABELS},
-                    "rules": [rule],
-                },
-                {
-                    "apiVersion": RBAC,
-                    "kind": "ClusterRoleBinding",
-                    "metadata": {"name": name, "labels": LABELS},
-                    "roleRef": {"apiGroup": RBAC_GROUP, "kind": "ClusterRole", "name": name},
-                    "subjects": [subject],
-                },
-            ]
-        return rights
 
     def _quota(self) -> Object:
         """What all boxes together may have: for each a little more than a box has by default."""
@@ -279,10 +273,10 @@ SELECTOR = {"app.kubernetes.io/name": NAME}
 LABELS = {**SELECTOR, "app.kubernetes.io/component": "server"}
 
 
-def rules() -> list[Object]:
-    """The least that a Role has to allow in the namespace of boxes, by resource."""
+def _rules(*rights: tuple[str, str, str]) -> list[Object]:
+    """Verbs, with their resources and groups, as rules by resource."""
     verbs: dict[tuple[str, str], list[str]] = {}
-    for verb, resource, group in (*NEEDED, *WANTED):
+    for verb, resource, group in rights:
         verbs.setdefault((group, resource), []).append(verb)
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": allowed}
