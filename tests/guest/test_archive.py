@@ -66,6 +66,18 @@ def test_a_tree_comes_back_with_modes_times_and_links(tmp_path: Path) -> None:
     assert (top / "inner" / "empty").is_dir() and (top / "pipe").is_fifo()
 
 
+def test_a_folder_comes_back_without_the_bits_that_a_box_may_not_set(tmp_path: Path) -> None:
+    top = tmp_path / "work"
+    (top / "shared").mkdir(parents=True)
+    (top / "shared").chmod(0o2750)
+    os.utime(top / "shared", (5, 5))
+    data, _ = packed(top)
+    remove(top)
+    assert unpacked(data) == []
+    there = (top / "shared").stat()
+    assert (oct(there.st_mode & 0o7777), there.st_mtime) == ("0o750", 5)
+
+
 def test_a_sparse_file_takes_no_more_room_than_it_took(tmp_path: Path) -> None:
     top = tmp_path / "work"
     top.mkdir()

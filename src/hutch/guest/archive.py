@@ -208,7 +208,9 @@ class Unpacker:
         # Inner folders first: each changes its parent.
         for path, mode, mtime in reversed(self._folders):
             try:
-                os.chmod(path, mode)
+                # Without the bits by which folders of a volume give their group away, such as those
+                # of a Pod: a program in a box may not set them.
+                os.chmod(path, mode & 0o1777)
                 os.utime(path, ns=(mtime, mtime))
             except OSError:
                 continue  # a folder of root's, such as /tmp itself
