@@ -87,7 +87,15 @@ MAY_IMPORT = {
     # Of adapters, what they share.
     "compat": ["errors", "types", "pidfile", "client", "images", "tools", "adapters"],
     # Images of an engine's are built from what this machine can get.
-    "recipes": ["errors", "types", "serving", "backends", "backends.docker", "images"],
+    "recipes": [
+        "errors",
+        "types",
+        "serving",
+        "backends",
+        "backends.docker",
+        "backends.linux",
+        "images",
+    ],
     # What carries them out is given to them; what they need is kept as images are.
     "projects": ["errors", "types", "lines", "operations", "client", "images", "tar", "tree"],
     "testing": ["errors", "types", "wire", "backends", "engine"],

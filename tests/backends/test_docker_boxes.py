@@ -1133,7 +1133,7 @@ def test_the_doctor_says_what_it_removed_and_whether_there_is_a_default_image(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     dead = name_of_a_dead_process()
-    make = "from hutch.backends.docker import owner_scope; owner_scope.new_folder()"
+    make = "from hutch.backends.linux import temporary; temporary.new_folder()"
     subprocess.run([sys.executable, "-c", make], check=True)
 
     class Bare(DockerBackend):

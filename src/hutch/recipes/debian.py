@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from hutch.backends.docker import owner_scope
+from hutch.backends.linux import temporary
 from hutch.errors import BackendUnavailable
 
 from . import EPOCH
@@ -66,7 +66,7 @@ async def make(
     report("making a Debian with mmdebstrap")
     mirrors, settings = await asyncio.to_thread(apt_settings)
     # With this prefix, it is removed later if this process is killed.
-    with TemporaryDirectory(prefix=owner_scope.prefix(), ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix=temporary.prefix(), ignore_cleanup_errors=True) as folder:
         os.chmod(folder, 0o755)  # apt fetches as another user
         options = Path(folder, "apt.conf")
         options.write_text(settings)

@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import BinaryIO, NamedTuple
 
-from hutch.backends.docker import owner_scope
 from hutch.backends.docker.images import OURS, ImageBuild, ImageClient, chunks
+from hutch.backends.linux import temporary
 from hutch.errors import HutchError, InvalidRequest
 from hutch.images.progress import describe
 from hutch.images.stopping import in_thread
@@ -144,7 +144,7 @@ async def _pack(images: ImageClient, recipe: Recipe, context: BinaryIO, report: 
         last = progress
 
     # With this prefix, it is removed later if this process is killed.
-    with TemporaryDirectory(prefix=owner_scope.prefix()) as folder:
+    with TemporaryDirectory(prefix=temporary.prefix()) as folder:
         site = Path(folder, "site")
         await in_thread(partial(_install, recipe, site, facts.architecture), tell)
         await asyncio.to_thread(pack, recipe, site, context)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 
 from hutch.backends.base import Backend, Box, Spec, named
 from hutch.backends.contained import BUNDLE, GuestConnector, Relays, RuntimeBundle, make_bundle
+from hutch.backends.linux import temporary
 from hutch.errors import BackendUnavailable, BoxLost, HutchError, NotFound, StartFailed
 from hutch.types import Report
 
@@ -169,7 +170,7 @@ class DockerBackend(Backend):
         return [box for box, _, is_running in await _containers(here) if is_running]
 
     async def folder(self) -> str:
-        path = owner_scope.new_folder()
+        path = temporary.new_folder()
         self._folders.append(path)
         return path
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hutch.backends.base import Spec
 from hutch.backends.contained import BUNDLE, GUEST_MEMORY, GVISOR_MEMORY, RuntimeBundle
+from hutch.backends.linux import temporary
 from hutch.errors import BackendUnavailable, HutchError, NotFound
 from hutch.guest.relay import RELAY
 from hutch.types import Grade, Layer, Limits, MiB, Report, Status, show_size
@@ -197,7 +198,7 @@ def _bounded(text: str, at_most: int) -> bool:
 
 async def _leftovers(engine: DockerEngine, bundle: RuntimeBundle, swept: int) -> Layer:
     """Remove what dead owners left. `swept`: the number of folders that were removed before."""
-    folders = swept + len(await asyncio.to_thread(owner_scope.sweep_folders))
+    folders = swept + len(await asyncio.to_thread(temporary.sweep_folders))
     try:
         removed = await owner_scope.remove_abandoned(engine)
         volumes = await bundled.remove_old(engine, bundle)

@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import shutil
-import stat
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 from hutch import pidfile
 from hutch.backends.linux.folders import kept_name
+from hutch.backends.linux.temporary import new_folder, sweep_folders, world
 from hutch.errors import BoxLost, HutchError
 
 from .engine import HELPER, DockerEngine
@@ -103,7 +103,7 @@ def lasting(folder: str) -> OwnerScope:
 def name_of_process() -> str:
     pid = os.getpid()
     # Several backends may be in one process, and none knows the boxes of another.
-    return f"{pidfile.boot()}/{_world()}/{pid}/{pidfile.began(pid) or 0}/{secrets.token_hex(4)}"
+    return f"{pidfile.boot()}/{world()}/{pid}/{pidfile.began(pid) or 0}/{secrets.token_hex(4)}"
 
 
 def is_dead(scope: str) -> bool:
@@ -114,8 +114,8 @@ def is_dead(scope: str) -> bool:
     parts = scope.split("/")
     if len(parts) != PARTS or not (parts[2].isdigit() and parts[3].isdigit()):
         return False
-    boot, world, pid, began, _ = parts
-    if (boot, world) != (pidfile.boot(), _world()):
+    boot, its_world, pid, began, _ = parts
+    if (boot, its_world) != (pidfile.boot(), world()):
         return False
     return not pidfile.PidFile(int(pid), int(began), boot).is_alive
 
@@ -132,44 +132,6 @@ def is_without_server(scope: str, place: str) -> bool:
     except (OSError, ValueError):
         return False
     return is_here and pidfile.server_of(Path(place)) is None
-
-
-def _world() -> str:
-    """Our pid namespace: a pid means nothing in another one."""
-    return os.readlink("/proc/self/ns/pid").strip("pid:[]")
-
-
-# --- folders ----------------------------------------------------------------------------
-
-
-def prefix() -> str:
-    """How the names of our folders begin, so that others can sweep them if we are killed."""
-    return f"hutch-{os.getpid()}-{_world()}-"
-
-
-def new_folder() -> str:
-    parent = os.environ.get("TMPDIR") or "/tmp"
-    path = os.path.join(parent, prefix() + os.urandom(8).hex())
-    os.mkdir(path, 0o700)
-    return path
-
-
-def sweep_folders() -> list[str]:
-    """Remove the folders of processes that were killed before they could. Returns their paths."""
-    parent, world = os.environ.get("TMPDIR") or "/tmp", _world()
-    removed = []
-    with os.scandir(parent) as entries:
-        for entry in entries:
-            found = re.fullmatch("hutch-([0-9]+)-([0-9]+)-[0-9a-z_]+", entry.name)
-            # We cannot know whether a process of another pid namespace is alive.
-            if not found or found[2] != world or os.path.exists(f"/proc/{found[1]}"):
-                continue
-            with contextlib.suppress(OSError):
-                info = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid():
-                    shutil.rmtree(entry.path)
-                    removed.append(entry.path)
-    return removed
 
 
 # --- containers -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from datetime import datetime
 
 from hutch.backends.base import Backend, Box, ByteStream, Spec, named
 from hutch.backends.contained import GuestConnector, RuntimeBundle, make_bundle
+from hutch.backends.linux import temporary
 from hutch.backends.linux.folders import kept_name
 from hutch.errors import (
     BackendUnavailable,
@@ -279,7 +279,8 @@ class KubernetesBackend(Backend):
         return [box for pod in await _pods(here) if pod.is_running and (box := _id(here, pod))]
 
     async def folder(self) -> str:
-        path = tempfile.mkdtemp(prefix="hutch-")
+        await asyncio.to_thread(temporary.sweep_folders)
+        path = temporary.new_folder()
         self._folders.append(path)
         return path
 
