@@ -23,8 +23,9 @@ from hutch import Conflict, HutchError, NotFound, Sandbox, Workspace
 from hutch.backends.base import Spec
 from hutch.backends.contained import OWN_OF_FEW
 from hutch.backends.kubernetes import box as box_module
+from hutch.backends.kubernetes import doctor
 from hutch.errors import BackendUnavailable, NoCapacity, StartFailed
-from hutch.types import Mount
+from hutch.types import Layer, Mount, Status
 from kubernetes_of_tests import Boxes, removed
 from kubernetes_of_tests import boxes as boxes
 from kubernetes_of_tests import with_runtime as with_runtime
@@ -303,6 +304,24 @@ def test_a_server_of_an_ordinary_user_has_workspaces_too(
         assert thesis.files.read("sub/file") == "x\ny\n" and (thesis.info().size or 0) > 0
         thesis.remove()
         assert not (home / "data/workspaces/local/thesis").exists()
+
+
+def test_the_doctor_says_whether_there_is_a_claim(boxes: Boxes, tmp_path: Path) -> None:
+    async def layer(name: str) -> Layer:
+        backend = boxes.backend(volume_claim=name)
+        try:
+            cluster = (await backend._reach()).cluster
+            return await doctor._workspaces(cluster, name)
+        finally:
+            await backend.close()
+
+    missing = asyncio.run(layer("nowhere"))
+    assert missing.status is Status.MISSING and "kubernetes.volume_claim" in missing.fix
+    with unbound_claim(boxes, "unbound", "no-such-volume", ["ReadWriteMany"]):
+        assert asyncio.run(layer("unbound")).status is Status.DEGRADED
+    with claim(boxes, "bound", tmp_path):
+        found = asyncio.run(layer("bound"))
+    assert found.status is Status.ACTIVE and found.why == "claim bound: Bound ReadWriteMany"
 
 
 # --- claims that cannot be used ---------------------------------------------------------------
