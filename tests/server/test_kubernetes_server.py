@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -15,17 +16,19 @@ from kubernetes_of_tests import Boxes
 from kubernetes_of_tests import boxes as boxes
 from kubernetes_of_tests import with_runtime as with_runtime
 
+IMAGE = f"{DEBIAN}:latest"
 
-def server(folder: Path, boxes: Boxes) -> Daemon:
+
+def server(folder: Path, boxes: Boxes, pool: str = "") -> Daemon:
     settings = boxes.settings()
     return Daemon(
         folder,
         key=None,
         backend="kubernetes",
-        default_image=f"{DEBIAN}:latest",
+        default_image=IMAGE,
         kubernetes_namespace=settings.namespace,
         kubernetes_runtime_image=settings.runtime_image,
-        pool_enabled="false",
+        pool_images=pool,
     )
 
 
@@ -44,6 +47,32 @@ def test_a_pod_and_all_in_it_outlives_a_server_that_is_killed(tmp_path: Path, bo
             Sandbox.create(url=daemon.url, workspace_id="thesis")
         again.close()
         assert wait_for(lambda: not boxes.pods(), 60)
+
+
+def test_a_warm_pod_becomes_a_session_with_its_own_variables_and_is_not_used_again(
+    tmp_path: Path, boxes: Boxes
+) -> None:
+    with server(tmp_path / "data", boxes, pool=f"{IMAGE}=1") as daemon:
+
+        def is_ready() -> bool:
+            with urlopen(f"{daemon.url}/metrics") as answer:
+                return b"\nhutch_pool_ready 1.0\n" in answer.read()
+
+        assert wait_for(is_ready), daemon.complaint()
+        (warm,) = boxes.pods()
+        box = Sandbox.create(url=daemon.url, ttl=600, env={"TOKEN": "of-this-one"})
+        assert (box.info.acquire_source, box.info.acquire_detail) == ("pool", None)
+        assert box.shell.run("echo $TOKEN").stdout == "of-this-one\n"
+        box.shell.run("touch /tmp/used")
+        assert wait_for(is_ready), daemon.complaint()
+        next_one = Sandbox.create(url=daemon.url, ttl=600)
+        assert next_one.info.acquire_source == "pool"
+        assert next_one.shell.run("echo $TOKEN; ls /tmp").stdout == "\n"
+        box.kill()
+        assert warm["metadata"]["name"] not in {pod["metadata"]["name"] for pod in boxes.pods()}
+        next_one.kill()
+        daemon.stop()
+        assert wait_for(lambda: not boxes.pods(), 60)  # those that waited ended with the server
 
 
 def test_stop_kill_leaves_no_pod_even_of_a_server_that_is_gone(
