@@ -200,9 +200,12 @@ class HttpTransport:
     those of one process.
     """
 
-    def __init__(self, server: Server) -> None:
-        """Raises InvalidRequest if the url is wrong."""
-        self._server = server
+    def __init__(self, server: Server, *, patience: float | None = None) -> None:
+        """`patience`: seconds for a connection, and nothing is tried twice; None: be patient.
+
+        Raises InvalidRequest if the url is wrong.
+        """
+        self._server, self._patience = server, patience
         self._at = address_of(server.url)
 
     def __repr__(self) -> str:
@@ -256,11 +259,15 @@ class HttpTransport:
             pool = pools.setdefault(self._server, ConnectionPool(make))
         return pool
 
+    def _attempts(self, operation: Operation[object], pool: ConnectionPool) -> Attempts:
+        patient = self._patience is None
+        return Attempts(operation, self._at.url, reached=pool.reached, patient=patient)
+
     # --- answers ------------------------------------------------------------------------
 
     def _value(self, operation: Operation[object]) -> bytes:
         pool = self._pool()
-        attempts = Attempts(operation, self._at.url, reached=pool.reached)
+        attempts = self._attempts(operation, pool)
         while True:
             response = self._send(pool, operation, JSON, attempts)
             try:
@@ -282,7 +289,7 @@ class HttpTransport:
         encoded = codec.request_of(operation)
         while True:
             try:
-                connect = CONNECT if pool.reached else FIRST_CONNECT
+                connect = self._patience or (CONNECT if pool.reached else FIRST_CONNECT)
                 response = pool.send(self._request(encoded, accept, connect))
             except NO_CONNECTION as exc:
                 pause = attempts.after_no_connection(exc)
@@ -366,7 +373,7 @@ class HttpTransport:
     ) -> Generator[ItemT, None, None]:
         """Each item as it arrives. The result comes last, once the connection is free again."""
         pool = self._pool()
-        attempts = Attempts(operation, self._at.url, reached=pool.reached)
+        attempts = self._attempts(operation, pool)
         raw = operation.items is bytes
         response = self._send(pool, operation, ANY if raw else EVENTS, attempts)
         connection.response = response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import ssl
@@ -92,6 +93,10 @@ COMMANDS = (op.RunShell, op.RunCode, op.RunProgram)
 PERMANENT = (socket.gaierror, ssl.SSLError, PermissionError)  # waiting does not help
 
 
+class NotReached(ServerUnavailable):
+    """There is no connection to the server, so nothing was sent."""
+
+
 class Attempts:
     """The attempts of one request.
 
@@ -99,12 +104,19 @@ class Attempts:
     or they raise the error for the caller.
     """
 
-    def __init__(self, operation: op.Operation[object], url: str, *, reached: bool = True) -> None:
-        """`reached`: the server has answered before."""
+    def __init__(
+        self,
+        operation: op.Operation[object],
+        url: str,
+        *,
+        reached: bool = True,
+        patient: bool = True,
+    ) -> None:
+        """`reached`: the server has answered before. `patient` False: there is one attempt."""
         self._operation, self._url = operation, url
         began = time.monotonic()
-        self._deadline = began + (BUDGET if reached else SHORT_BUDGET)
-        self._busy_deadline = began + BUSY_BUDGET
+        self._deadline = began + (BUDGET if reached else SHORT_BUDGET) if patient else -math.inf
+        self._busy_deadline = began + BUSY_BUDGET if patient else -math.inf
         self._pause = FIRST_PAUSE
 
     @property
@@ -112,14 +124,14 @@ class Attempts:
         return self._operation.verb == "GET" or isinstance(self._operation, REPEATABLE)
 
     def after_no_connection(self, exc: Exception) -> float:
-        """Nothing was sent. Raises ServerUnavailable."""
+        """Nothing was sent. Raises NotReached."""
         is_permanent = any(isinstance(cause, PERMANENT) for cause in _causes(exc))
         pause = None if is_permanent else self._next()
         if pause is None:
             why = f"cannot reach {self._url}: {_reason(exc)}"
             # Starting a server would not help against a permanent error.
             advice = "" if is_permanent else ". Does `hutch serve` run there?"
-            raise ServerUnavailable(why + advice) from None
+            raise NotReached(why + advice) from None
         return pause
 
     def after_loss(self) -> float:
