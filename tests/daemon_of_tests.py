@@ -35,12 +35,13 @@ class Daemon:
         key: str | None = KEY,
         host: str = "127.0.0.1",
         program: Sequence[str] = HUTCH,
+        port: int = 0,
         **settings: str,
     ) -> None:
         """`settings` are those of the config file, by their names. `program`: which `hutch`."""
         self._program = program
         self.folder, self.key, self._host, self._settings = folder, key, host, settings
-        self._port = 0
+        self._port = port
         self.url = ""
 
     @property

@@ -101,7 +101,7 @@ MAY_IMPORT = {
     "testing": ["errors", "types", "wire", "backends", "engine"],
 }
 # They put the rest together.
-ROOTS = {"__init__", "local", "server.daemon", "factory", "cli", "__main__"}
+ROOTS = {"__init__", "local", "server.daemon", "server.peers", "factory", "cli", "__main__"}
 
 
 def unit_of(module: str) -> str:

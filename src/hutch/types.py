@@ -185,6 +185,7 @@ class ClusterSettings:
     volume_claim: str = ""  # a PersistentVolumeClaim in the namespace
     volume_folder: str = ""  # of this machine: what the claim has
     user_namespaces: str = "auto"  # whether Pods have their own; auto: where each node can
+    replica_url: str = ""  # of this server, for the others that share its sessions; empty: none do
 
     BUNDLES: ClassVar[tuple[str, ...]] = ("auto", "image", "copy")
     USER_NAMESPACES: ClassVar[tuple[str, ...]] = ("auto", "on", "off")

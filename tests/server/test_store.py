@@ -351,7 +351,7 @@ def steps(path: Path, history: int) -> tuple[int, int]:
         def fill(db: sqlite3.Connection) -> None:
             for n in range(history):
                 ended = record(f"e{n}", status="destroyed", ended_at=1.0)
-                db.execute(store_module._INSERT, store_module._row(ended, store.sealer))
+                db.execute(store_module._INSERT, store_module.row_of(ended, store.sealer))
 
         step = 0
 

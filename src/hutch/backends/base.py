@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -100,6 +101,55 @@ class Box(ABC):
         """
 
 
+# --- what servers share ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedRecord:
+    """A text that several servers share. Its version changes with every change of the text."""
+
+    kind: str  # such as "session": one of ours
+    key: str  # which one of its kind; any text
+    text: str
+    version: int  # a later one is larger
+
+
+@dataclass(frozen=True)
+class SharedChange:
+    record: SharedRecord
+    is_gone: bool = False
+
+
+class SharedRecords(Protocol):
+    """Where servers keep what they share. All methods raise BackendUnavailable if it is away."""
+
+    def now(self) -> float:
+        """Seconds, by a clock that all servers read alike, whatever those of their machines say."""
+
+    async def get(self, kind: str, key: str) -> SharedRecord | None: ...
+
+    async def create(self, kind: str, key: str, text: str) -> SharedRecord:
+        """Raises Conflict if there is one, and InvalidRequest if the text is too large."""
+
+    async def replace(self, record: SharedRecord, text: str) -> SharedRecord:
+        """Raises Conflict if it was changed since that version, or removed; and InvalidRequest."""
+
+    async def remove(self, record: SharedRecord) -> None:
+        """Raises Conflict if it was changed since that version."""
+
+    def follow(self) -> AsyncGenerator[SharedChange | None, None]:
+        """All records, None, and then each change; while it is away, this waits for it."""
+
+    async def lead(self, name: str, who: str, seconds: int) -> bool:
+        """Whether `who` is the one with this task, for so long. To be called again before that.
+
+        Another one becomes it once it has seen no such call for `seconds`, by its own clock.
+        """
+
+    async def resign(self, name: str, who: str) -> None:
+        """Let another one have the task at once. Best effort: never raises an error of ours."""
+
+
 class Backend(ABC):
     """Makes boxes. CONTRIBUTING.md lists what a new backend needs besides this class and `Box`."""
 
@@ -159,6 +209,10 @@ class Backend(ABC):
     @abstractmethod
     async def report(self) -> Report:
         """Try each layer of isolation for real, and say what holds here."""
+
+    async def shared_records(self) -> SharedRecords | None:
+        """Where all servers that share our boxes keep what they know. None: there is only one."""
+        return None
 
     async def digest_of(self, image: str) -> str | None:
         """What the name of an image stands for now, if the backend resolves names."""

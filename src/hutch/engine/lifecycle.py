@@ -611,6 +611,16 @@ class Lifecycle:
             if session:
                 await session.leave()
 
+    async def lose(self, error: HutchError) -> None:
+        """As `leave`, and forget the box: another server has it already. Requests get the error."""
+        if self._starting:
+            self._starting.cancel()
+        if session := self._session or self._in_hand:
+            await self._give_up(session, error)
+        else:
+            self._lost = error
+            await self.leave()
+
     def _stop_watching(self) -> None:
         self._ending = True
         for task in self._tasks - {asyncio.current_task()}:

@@ -125,6 +125,29 @@ async def _take_over(
         await _end(sessions, record, alive, "crashed", f"it could not be adopted: {why}")
 
 
+async def take_over(sessions: Sessions, record: SessionRecord, why_closed: str = "") -> None:
+    """Adopt a session whose server is gone, or end it if it is over.
+
+    `why_closed`: end it whatever it is. Raises BackendUnavailable if that cannot be done now, and
+    HeldElsewhere if another server was faster.
+    """
+    info, alive = record.info, {record.box} if record.box else set()
+    if why_closed or info.status == "destroying":
+        await _end(sessions, record, alive, "destroyed", why_closed or info.why or "it was closed")
+        return
+    if _is_due(sessions, record):
+        await _end(sessions, record, alive, "expired", "its deadline passed (ttl)")
+        return
+    try:
+        await sessions.adopt(record)
+    except TEMPORARY as exc:
+        sessions.discard(info.id)
+        why = str(exc) or "its box did not answer in time"
+        raise BackendUnavailable(f"session {info.id} cannot be taken over now: {why}") from None
+    except HutchError as exc:
+        await _end(sessions, record, alive, "crashed", f"it could not be taken over: {exc}")
+
+
 async def close_all(store: Store) -> int:
     """Mark every session as ended, before all boxes are killed. Returns how many there were."""
     records = await store.live()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hutch import __version__, factory, pidfile
+from hutch.client.http import address_of
 from hutch.errors import Conflict, InvalidRequest
 from hutch.settings import FIELDS, Settings
 from hutch.settings.reading import default_of
@@ -35,6 +36,7 @@ from .http.pages import NOT_BUILT, DashboardPages, is_built
 from .http.server import HTTPServer
 from .http.tls import Certificate
 from .log import ServerLog, limit_logs
+from .peers import HttpPeer
 from .service import Service
 
 log = logging.getLogger("hutch")
@@ -91,6 +93,7 @@ async def _serve(
     ready: Callable[[str], object],
     file: SettingsFile | None,
 ) -> int:
+    _check_replica_url(settings)
     files = _raise_limits()
     log_records = ServerLog()
     logging.getLogger().addHandler(log_records)
@@ -123,6 +126,8 @@ async def _serve(
         settings.api_key or None,
         settings=file,
         log_records=log_records,
+        url=settings.kubernetes_replica_url or "",
+        connect=HttpPeer,
     )
     took = time.monotonic() - began
     service.audit.add("server_started", detail={"version": __version__, **_in_force(settings)})
@@ -157,6 +162,17 @@ async def _serve(
     stay = await service.close(drain=stopping.drain, kill=stopping.kill)
     log.info("stopped: %d sessions stay until their deadline", stay)
     return 0
+
+
+def _check_replica_url(settings: Settings) -> None:
+    """Raises InvalidRequest."""
+    if url := settings.kubernetes_replica_url:
+        if settings.backend != "kubernetes":
+            raise InvalidRequest(
+                "kubernetes.replica_url is set, and only servers with backend kubernetes share "
+                f"sessions, not {settings.backend}"
+            )
+        address_of(url)
 
 
 def _log_start(service: Service, took: float) -> None:

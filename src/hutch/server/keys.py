@@ -75,6 +75,7 @@ class Caller:
     # Of the request, for the audit log; two requests of one caller are of the same caller.
     peer: str = field(default="", compare=False)
     request: str = field(default="", compare=False)
+    is_forwarded: bool = field(default=False, compare=False)  # another server has checked it
 
     def may(self, needs: Scope) -> bool:
         return SCOPES.index(self.scope) >= SCOPES.index(needs)
@@ -343,6 +344,26 @@ class Keys:
             await self._store.set_key_expiry(id, now + seconds)
             self._keys[id] = replace(self._keys[id], expires_at=now + seconds)
         return new
+
+    def learn(self, key: Key, digest: bytes | None) -> None:
+        """Note what another server has written. `digest` None: the key was removed."""
+        if digest is None or key.revoked_at is not None:
+            for id in (key.id, *self._children(key.id)):
+                if known := self._digests.pop(id, None):
+                    self._revoked[id] = known
+                for end in self._open.pop(id, []):
+                    end()
+        if digest is None:
+            for kept in (self._keys, self._revoked, self._used):
+                kept.pop(key.id, None)
+            return
+        is_new = key.id not in self._keys
+        self._keys[key.id] = key
+        if key.revoked_at is not None:
+            self._revoked[key.id] = digest
+        elif is_new:  # one that we have revoked stays so, whatever was written before
+            self._digests[key.id] = digest
+        self._is_closed |= not key.parent
 
     def _not_revoked(self, id: str) -> Key:
         key = self._keys.get(id)

@@ -123,6 +123,10 @@ class Quotas:
         await self._store.set_quota(owner, quota)
         self._own[owner] = quota
 
+    def learn(self, owner: str, quota: Quota) -> None:
+        """Note what another server has set."""
+        self._own[owner] = quota
+
     def check_open(self, owner: str, used: Usage, limits: Limits) -> None:
         """Raises QuotaReached if one more box with these limits would be too much."""
         quota = self.of(owner)

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 from hutch import errors, serving
 from hutch import operations as op
@@ -43,6 +43,7 @@ from hutch.serving import (
     Usage,
 )
 from hutch.types import (
+    ENDED,
     STATES,
     BoxInfo,
     Execution,
@@ -60,9 +61,11 @@ from .keys import LOCAL, OPEN, OPERATOR, Caller, KeyExpired, Keys
 from .log import ServerLog
 from .quotas import Quotas
 from .recorder import Dial, Recorder
+from .replicas import TOKEN, Connect, PeerLost, Replicas, new_name
 from .requests import image_of, ttl_too_long
 from .rules import Rules
 from .sessions import Sessions
+from .shared_store import SharedStore
 from .store import LIVE, Store
 from .tickets import PreviewedPort, Previews, Tickets
 from .watching import WATCH_HANDLERS, SettingsEditor, Watching
@@ -74,7 +77,10 @@ ItemT = TypeVar("ItemT")
 log = logging.getLogger("hutch")
 TICK = 5  # seconds between two rounds of housekeeping
 MAX_LIST = 1000
+REAP = 5.0  # seconds between two rounds of looking for sessions that nobody has
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
+_OF_INDEX = (op.GetSession, serving.PreviewPort)  # about sessions that need not be here
+_OF_JOURNAL = (serving.ReadJournal, serving.FollowJournal, serving.ExportJournal)
 
 
 class ImageManager(ImageSource, Protocol):
@@ -114,7 +120,8 @@ class Service:
             sessions, images.list, self.audit, settings, log_records or ServerLog()
         )
         self._recorder = Recorder(self.audit)
-        self._previews = Previews(keys, lambda id: id in sessions.lives)
+        self._previews = Previews(keys, sessions.is_live)
+        self._replicas: Replicas | None = None
         self._tickers: list[asyncio.Task[None]] = []
         self.adoption = AdoptionReport()
         self.is_ready = False
@@ -130,15 +137,22 @@ class Service:
         *,
         settings: SettingsEditor | None = None,
         log_records: ServerLog | None = None,
+        url: str = "",
+        connect: Connect | None = None,
     ) -> Service:
         """Adopt the sessions of an earlier server in this folder, and start. Raises HutchError.
 
         `settings` are those that operators can look at and change; `log_records` is a handler of
-        the loggers that they can read.
+        the loggers that they can read. If the backend has shared records, sessions are shared with
+        all servers that have the same: `url` is this one's, for them, and `connect` leads to one.
         """
         for name in ("sessions", "workspaces"):
             (folder / name).mkdir(mode=0o700, exist_ok=True)
-        store = await Store.open(folder / "hutch.db")
+        store: Store
+        if records := await backend.shared_records():
+            store = await SharedStore.join(folder, records, new_name(url))
+        else:
+            store = await Store.open(folder / "hutch.db")
         try:
             keys = await Keys.open(
                 store, api_key, default_ttl=rules.key_default_ttl, max_ttl=rules.key_max_ttl
@@ -166,7 +180,12 @@ class Service:
                 log_records,
             )
             await backend.keep_files()
-            service.adoption = await adopt_all(sessions, folder / "sessions")
+            if isinstance(store, SharedStore):
+                assert connect, "servers that share sessions need a way to each other"
+                store.key_changed, store.quota_changed = keys.learn, quotas.learn
+                service._replicas = Replicas(store, sessions, connect)
+            else:
+                service.adoption = await adopt_all(sessions, folder / "sessions")
         except BaseException:
             await backend.leave()
             await store.close()
@@ -177,6 +196,8 @@ class Service:
             asyncio.create_task(service.watching.sample_when_due()),
             asyncio.create_task(service.audit.sync_each_second()),
         ]
+        if service._replicas:
+            service._tickers.append(asyncio.create_task(service._tick_replicas(service._replicas)))
         sessions.boxes.pool.fill()
         service.is_ready = True
         return service
@@ -194,6 +215,12 @@ class Service:
         `peer` and `request` are the address and the id of the request, for the audit log. Raises
         Unauthorized.
         """
+        if key is not None and self._replicas and key.startswith(TOKEN):
+            try:
+                return replace(self._replicas.caller_of(key), peer=peer, request=request)
+            except Unauthorized:
+                self._recorder.auth_failed("unknown key", peer, request)
+                raise
         if key is None and (local or self._keys.is_open):
             root = LOCAL if local else OPEN
             return Caller(OPERATOR, "admin", root=root, is_local=local, peer=peer, request=request)
@@ -228,6 +255,8 @@ class Service:
 
     def check_rate(self, caller: Caller) -> None:
         """To be called once for each request. Raises QuotaReached with `retry_after`."""
+        if caller.is_forwarded:
+            return  # the server that it came to has counted it
         try:
             self._quotas.check_rate(caller.owner)
         except QuotaReached as exc:
@@ -272,6 +301,16 @@ class Service:
         return answer
 
     async def _perform(self, operation: Operation[T], caller: Caller) -> T:
+        holder = await self._holder(operation, caller)
+        while self._replicas and holder:
+            try:
+                asked = self._replicas.peer(holder, caller).perform(operation)
+                return await self._replicas.watched(holder, asked)
+            except PeerLost:
+                holder = await self._holder(operation, caller, holder)
+        return await self._perform_here(operation, caller)
+
+    async def _perform_here(self, operation: Operation[T], caller: Caller) -> T:
         if operation in _HANDLERS:
             return await _HANDLERS.find(operation)(self, operation, caller)
         if operation in WATCH_HANDLERS:
@@ -288,6 +327,50 @@ class Service:
         return answer
 
     async def _stream(
+        self, operation: StreamOperation[ItemT, T], caller: Caller
+    ) -> AsyncGenerator[ItemT, None]:
+        if holder := await self._holder(operation, caller):
+            items = self._forwarded(operation, caller, holder)
+            if operation.items is bytes:
+                await anext(items)  # so that what is wrong is known before the answer begins
+            return items
+        return await self._stream_here(operation, caller)
+
+    async def _forwarded(
+        self, operation: StreamOperation[ItemT, T], caller: Caller, holder: str
+    ) -> AsyncGenerator[ItemT, None]:
+        """The items of another server; or of this one, if that is lost before it did anything."""
+        while self._replicas and holder:
+            stream = self._replicas.peer(holder, caller).stream(operation)
+            try:
+                async with contextlib.aclosing(stream):
+                    while True:
+                        yield await self._replicas.watched(holder, anext(stream))
+            except StopAsyncIteration:
+                return
+            except PeerLost:
+                holder = await self._holder(operation, caller, holder)
+        stream = await self._stream_here(operation, caller)
+        async with contextlib.aclosing(stream):
+            if operation.items is bytes:
+                yield cast(ItemT, b"")
+            async for item in stream:
+                yield item
+
+    async def _holder(self, operation: Operation[object], caller: Caller, lost: str = "") -> str:
+        """The other server that carries out this operation; "" if this one does."""
+        if self._replicas is None or not isinstance(operation, SessionOperation):
+            return ""
+        id = operation.session
+        if id.startswith(serving.WORKSPACE_FILES) or isinstance(operation, _OF_INDEX):
+            return ""
+        await self.watching.info_of(id, caller)
+        if isinstance(operation, _OF_JOURNAL):
+            return "" if lost else await self._replicas.last_holder(id, caller)
+        closes = isinstance(operation, op.CloseSession)
+        return await self._replicas.holder(id, caller, lost=lost, closes=closes)
+
+    async def _stream_here(
         self, operation: StreamOperation[ItemT, T], caller: Caller
     ) -> AsyncGenerator[ItemT, None]:
         if operation in _HANDLERS:
@@ -367,6 +450,15 @@ class Service:
         return tunnel
 
     async def _dial(self, session: str, port: int, caller: Caller) -> ByteStream:
+        await self.watching.info_of(session, caller)
+        lost = ""
+        while self._replicas and (
+            holder := await self._replicas.holder(session, caller, lost=lost)
+        ):
+            try:
+                return await self._replicas.peer(holder, caller).dial(session, port)
+            except PeerLost:
+                lost = holder
         life = await self._find(session, caller)
         return await life.use(lambda session: session.dial(port))
 
@@ -522,7 +614,8 @@ class Service:
     # --- previews of ports ------------------------------------------------------------------
 
     async def _preview_port(self, o: serving.PreviewPort, caller: Caller) -> Preview:
-        await self._find(o.session, caller)
+        if (await self.watching.info_of(o.session, caller)).status in ENDED:
+            await self._find(o.session, caller)
         if not o.port.isascii() or not o.port.isdigit() or not 0 < int(o.port[:6]) < 65536:
             raise InvalidRequest(f"a port is a number from 1 to 65535, not {o.port[:64]!r}")
         return self._previews.make(o.session, int(o.port), caller)
@@ -560,12 +653,24 @@ class Service:
             except Exception:
                 log.exception("housekeeping failed, and is tried again")
 
+    async def _tick_replicas(self, replicas: Replicas) -> None:
+        while True:
+            try:
+                await replicas.reap()
+            except HutchError:
+                pass  # the backend is away
+            except Exception:
+                log.exception("looking for sessions that nobody has failed, and is tried again")
+            await asyncio.sleep(REAP)
+
     async def close(self, *, drain: float | None = None, kill: bool = False) -> int:
         """Shut down. Unless `kill`, sessions stay for the next server; returns how many."""
         self.is_ready = False
         for ticker in self._tickers:
             ticker.cancel()
         await self.watching.close()
+        if self._replicas:
+            await self._replicas.close()
         stay = await self._sessions.leave(drain=drain or 0, kill=kill)
         await self._files.close_all()
         await self._workspaces.close()

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import logging
 import math
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +26,7 @@ from typing import Literal, Unpack
 from hutch import operations as op
 from hutch.backends.base import Backend, Box
 from hutch.engine.box_request import BoxRequest, ImageSource, StartedBox, kernel_idle_of
-from hutch.engine.clock import boot_id, since_boot
+from hutch.engine.clock import since_boot
 from hutch.engine.engine import info_of
 from hutch.engine.hibernate import Saved
 from hutch.engine.lifecycle import Lifecycle
@@ -34,6 +37,7 @@ from hutch.engine.states import Event, after
 from hutch.errors import (
     BackendUnavailable,
     BoxError,
+    Conflict,
     HutchError,
     NoCapacity,
     NoSession,
@@ -50,11 +54,12 @@ from .journal import Journal
 from .quotas import Quotas
 from .requests import check_digest, check_mounts, checked_key, completed, digest_of
 from .rules import Rules
-from .store import SessionChanges, SessionRecord, Store
+from .store import SessionChanges, SessionRecord, Store, moved
 from .stored_requests import request_of
 from .stranded import StrandedSessions
 from .workspaces import Workspaces
 
+log = logging.getLogger("hutch")
 OUTLIVE = 30  # seconds for a backend to set how long a box may live without us
 ANSWER = 30  # seconds for the guest of an adopted box to answer: a busy machine is not a crash
 
@@ -97,7 +102,6 @@ class Sessions:
         self._unwritten: dict[str, BoxInfo] = {}  # ended sessions that are not in the store yet
         self._used: dict[str, float] = {}  # when each was last used, as it is in the store
         self._going_away = False
-        self._boot = boot_id()
         self.boxes = BoxSource(backend, images, rules)
 
     # --- opening ------------------------------------------------------------------------
@@ -130,6 +134,12 @@ class Sessions:
         once.callers += 1
         try:
             return await asyncio.shield(once.task)
+        except Conflict:
+            record = await self.store.get(id_of(*key)) if self.store.is_shared else None
+            if record is None:
+                raise
+            check_digest(record.digest, digest)
+            return record.info
         finally:
             once.callers -= 1
             if not once.callers and self.boxes.starts.is_waiting(once.task):
@@ -143,6 +153,8 @@ class Sessions:
 
     async def _open(self, o: op.OpenSession, owner: str, digest: str | None) -> BoxInfo:
         id = new_id()
+        if self.store.is_shared and o.idempotency_key is not None:
+            id = id_of(owner, o.idempotency_key)  # so that one of two servers cannot write its row
         self._check_room(owner, o.limits)
         self._opening[id] = (owner, o.limits)
         try:
@@ -157,10 +169,14 @@ class Sessions:
                 why = await self._workspaces.degraded(owner, o.workspace_id)
                 info = replace(info, degraded=(*info.degraded, *why))
                 await self._begin(info, o, request, ready, digest)
+            except Conflict:  # another server has opened it under this idempotency key
+                await ready.close()
+                raise
             except BaseException:
                 await ready.close()
                 # The caller may have been cancelled after the row was written.
-                await self._try_to_write(id, status="destroyed", why="never opened", box=None)
+                with contextlib.suppress(HutchError):
+                    await self._try_to_write(id, status="destroyed", why="never opened", box=None)
                 self._forget(id)
                 raise
             return info
@@ -179,25 +195,26 @@ class Sessions:
         digest: str | None,
     ) -> None:
         """Write the row of a session. From then on it exists."""
-        self.folder_of(info.id).mkdir(mode=0o700)
+        self._make_folder(info.id)
         await ready.box.outlive(request.ttl or math.inf)
-        deadline = None if request.ttl is None else since_boot() + request.ttl
+        ttl, clock = request.ttl, self.store.clock
         record = SessionRecord(
             info,
             ready.box.id,
             asdict(o),
             None,
-            deadline,
-            self._boot,
-            since_boot(),
+            None if ttl is None else clock() + ttl,
+            self.store.boot,
+            clock(),
             o.idempotency_key,
             digest,
         )
+        expires = None if ttl is None else since_boot() + ttl
         await self.store.insert(record)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         numbers = Numbers()
         session = Session(info, ready.box, ready.link, outputs, request.kernel_idle, numbers)
-        self._live(info, o, outputs, numbers, session=session, expires=deadline)
+        self._live(info, o, outputs, numbers, session=session, expires=expires)
         self.journal(info.id).add(
             "start",
             image=info.image,
@@ -246,6 +263,10 @@ class Sessions:
             changed=lambda: self._tell_change(info.id),
         )
 
+    def _make_folder(self, id: str) -> None:
+        # Servers that share sessions may share their folders, too.
+        self.folder_of(id).mkdir(mode=0o700, exist_ok=self.store.is_shared)
+
     def _tell_change(self, id: str) -> None:
         if self.feed.is_followed and (life := self.lives.get(id)):
             self.feed.add(life.info)
@@ -285,6 +306,7 @@ class Sessions:
         mine = [life.info.limits for life in self.lives.values() if life.info.owner == owner]
         mine += [limits for opener, limits in self._opening.values() if opener == owner]
         mine += self.stranded.limits(owner)
+        mine += [info.limits for info in self.store.held_by_others(owner)]
         return Usage(
             owner,
             self._quotas.of(owner),
@@ -342,6 +364,7 @@ class Sessions:
         for _, id in sorted([*lives, *stranded], reverse=True):
             if known := self.lives.get(id) or self.stranded.all.get(id):
                 yield known.info
+        yield from self.store.held_by_others()
 
     def folder_of(self, id: str) -> Path:
         return self._folder / id
@@ -390,8 +413,8 @@ class Sessions:
             info=info,
             box=box.id if box else None,
             saved={"manifest": manifest.name} if manifest else None,
-            deadline=None if left == math.inf else since_boot() + left,
-            boot=self._boot,
+            deadline=None if left == math.inf else self.store.clock() + left,
+            boot=self.store.boot,
         )
         if falls_asleep:
             journal.add("hibernate")
@@ -402,14 +425,49 @@ class Sessions:
 
     async def end(self, id: str, status: State, why: str) -> None:
         """End a session whose deadline has passed, or whose box is gone."""
-        life = self.lives.get(id)
-        if life:
+        if not await self._is_ours(id):
+            await self.lose(id)
+        elif life := self.lives.get(id):
             expired = status == "expired"
             self.journal(id).add("deadline" if expired else "limit", why=why)
-            await self._finish(life, "expire" if expired else "lost", why)
+            try:
+                await self._finish(life, "expire" if expired else "lost", why)
+            except HutchError as exc:
+                log.warning("session %s could not be ended: %s", id, exc)
+
+    async def _is_ours(self, id: str) -> bool:
+        """Whether no other server has taken over a session, as far as can be known."""
+        return await self.store.confirm(id)
+
+    async def lose(self, id: str) -> None:
+        """Forget a session, which goes on at another server."""
+        if life := self.lives.pop(id, None):
+            await self._let_go(life)
+
+    async def _let_go(self, life: Lifecycle) -> None:
+        await life.lose(moved(life.id))
+        self._release(life)
+
+    def _release(self, life: Lifecycle) -> None:
+        self._workspaces.release(life.id)
+        self._used.pop(life.id, None)
+        if journal := self._journals.pop(life.id, None):
+            journal.close()
+
+    def is_live(self, id: str) -> bool:
+        """Whether a session has not ended, here or at another server."""
+        return id in self.lives or self.store.is_live(id)
+
+    def has(self, id: str) -> bool:
+        """Whether a session is here: it lives, begins or ends."""
+        return id in self.lives or id in self._opening or id in self._ending
 
     async def taken_over(self, id: str) -> HutchError | None:
-        return None  # no other server has sessions of our store
+        if await self._is_ours(id):
+            return None
+        if life := self.lives.pop(id, None):
+            self._release(life)
+        return moved(id)
 
     async def close(self, id: str, owner: str | None) -> None:
         """Close a session. It is gone when this returns, even if another call began to close it.
@@ -454,17 +512,26 @@ class Sessions:
             if journal := self._journals.pop(id, None):
                 journal.add("end", status=ended.status, why=ended.why)
                 journal.close()
+        except HutchError:
+            # Its record could not be changed, and that decides: perhaps it is another server's.
+            await self._let_go(life)
+            raise
         finally:
             del self._ending[id]
             self._used.pop(id, None)
 
     async def _try_to_write(self, id: str, **changes: Unpack[SessionChanges]) -> bool:
-        """Write the end of a session. Returns whether that worked: a full disk does not stop it."""
+        """Write the end of a session. Returns whether that worked: a full disk does not stop it.
+
+        Raises an error if the store is shared: another server may have the session by now.
+        """
         try:
             await self.store.update(id, **changes)
-        except SessionEnded:
+        except (SessionEnded, NoSession):
             return True  # it was written before
         except HutchError:
+            if self.store.is_shared:
+                raise
             return False
         return True
 
@@ -572,13 +639,17 @@ class Sessions:
         Other errors say nothing about the box.
         """
         info, o = record.info, request_of(record.request, self.store.sealer)
+        if self.store.is_shared:
+            self._make_folder(info.id)
         outputs = Outputs(self.folder_of(info.id), info.limits.output, persistent=True)
         left = self.seconds_left(record)
         expires = None if left is None else since_boot() + left
         numbers = Numbers(outputs.recover())
         if o.workspace_id is not None:
             self._workspaces.adopt(info.owner, o.workspace_id, info.id, exclusive=o.exclusive)
-        unused = record.unused_for(self._boot, since_boot(), time.time())
+        unused = 0.0
+        if not self.store.is_shared:  # where a takeover counts as use
+            unused = record.unused_for(self.store.boot, self.store.clock(), time.time())
         session: Session | None = None
         saved: Saved | None = None
         if record.saved is not None:
@@ -615,7 +686,13 @@ class Sessions:
         self.journal(info.id).add("adopt")
 
     def seconds_left(self, record: SessionRecord) -> float | None:
-        return record.time_left(self._boot, since_boot(), time.time())
+        return record.time_left(self.store.boot, self.store.clock(), time.time())
+
+
+def id_of(owner: str, idempotency_key: str) -> str:
+    """The id of the session that an owner opens with a key, wherever that is: like a UUID."""
+    digest = hashlib.sha256(f"{owner}\0{idempotency_key}".encode("utf-8", "surrogatepass"))
+    return str(uuid.UUID(bytes=digest.digest()[:16]))
 
 
 def new_id() -> str:

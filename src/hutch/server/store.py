@@ -16,9 +16,10 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
+from hutch.engine.clock import boot_id, since_boot
 from hutch.engine.sealing import Sealer
 from hutch.engine.states import is_in_time
-from hutch.errors import Conflict, NoSession, QuotaReached, SessionEnded
+from hutch.errors import Conflict, NoSession, QuotaReached, ServerUnavailable, SessionEnded
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import ENDED, STATES, BoxInfo, State
 
@@ -116,10 +117,10 @@ class SessionRecord:
     # stored_requests.py unseals it.
     request: Mapping[str, object] = field(default_factory=dict)
     saved: Mapping[str, str] | None = None  # `manifest`: the file that describes its saved state
-    deadline: float | None = None  # seconds of CLOCK_BOOTTIME, which cannot be set
+    deadline: float | None = None  # seconds of the store's clock, which cannot be set
     # The boot that `deadline` and `used` belong to; after another one, `info` has the time of day.
     boot: str = ""
-    used: float | None = None  # seconds of CLOCK_BOOTTIME when it was last used
+    used: float | None = None  # seconds of the store's clock when it was last used
     idempotency_key: str | None = None
     digest: str | None = None  # of the request that this key came with
 
@@ -158,11 +159,38 @@ _quota = msgspec.json.Decoder(Quota)
 _names = msgspec.json.Decoder(tuple[str, ...])
 
 
+def changed(old: SessionRecord, changes: SessionChanges) -> SessionRecord:
+    """The record with these changes. Raises SessionEnded for one that would revive it."""
+    of_info: dict[str, Any] = {n: value for n, value in changes.items() if n in _OF_INFO}
+    of_record: dict[str, Any] = {n: v for n, v in changes.items() if n not in _OF_INFO}
+    new = replace(old, **of_record)
+    new = replace(new, info=replace(new.info, **of_info))
+    if not is_in_time(old.info.status, new.info.status):
+        raise SessionEnded(f"session {old.info.id} is {old.info.status}: too late for this change")
+    if new.info.status in ENDED and new.info.ended_at is None:
+        new = replace(new, info=replace(new.info, ended_at=time.time()))
+    return new
+
+
+class HeldElsewhere(ServerUnavailable):
+    """Another server has taken over the session, which goes on there."""
+
+
+def moved(id: str) -> HeldElsewhere:
+    return HeldElsewhere(
+        f"session {id} was taken over by another server, and goes on there: try again"
+    )
+
+
 class Store:
     """`await Store.open(path)` makes one."""
 
+    is_shared = False  # with other servers
+
     def __init__(self, database: Database, sealer: Sealer) -> None:
         self._database, self.sealer = database, sealer
+        # The clock of `deadline` and `used`, for records whose `boot` is this.
+        self.boot, self.clock = boot_id(), since_boot
 
     @classmethod
     async def open(cls, path: Path, *, patience: float = PATIENCE) -> Store:
@@ -297,11 +325,23 @@ class Store:
 
     # --- sessions -------------------------------------------------------------------------
 
+    def held_by_others(self, owner: str | None = None) -> list[BoxInfo]:
+        """The sessions that have not ended and that other servers have, of one owner or of all."""
+        return []
+
+    def is_live(self, id: str) -> bool:
+        """Whether another server has it, and it has not ended."""
+        return False
+
+    async def confirm(self, id: str) -> bool:
+        """Whether a session is this server's, asked where that is decided; waits for an answer."""
+        return True
+
     async def insert(self, record: SessionRecord) -> None:
         """Raises Conflict if its id, or the owner's idempotency key, is taken."""
 
         def work(db: sqlite3.Connection) -> None:
-            row = _row(record, self.sealer)
+            row = row_of(record, self.sealer)
             try:
                 number = db.execute(_INSERT, row).lastrowid
             except sqlite3.IntegrityError:
@@ -318,36 +358,27 @@ class Store:
         """Change fields of the record, or of its info. Returns the new record.
 
         `durable`: the change survives a power failure. `ended_at` defaults to now for a session
-        that ends. Raises NoSession, and SessionEnded for a change that comes too late and would
-        revive it.
+        that ends. Raises NoSession, SessionEnded for a change that comes too late and would
+        revive it, and HeldElsewhere.
         """
-        of_info: dict[str, Any] = {n: value for n, value in changes.items() if n in _OF_INFO}
-        of_record: dict[str, Any] = {n: v for n, v in changes.items() if n not in _OF_INFO}
 
         def work(db: sqlite3.Connection) -> SessionRecord:
-            row = db.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
-            if row is None:
+            old = read_session(db, id)
+            if old is None:
                 raise NoSession(f"there is no session {id}")
-            old = _record(row)
-            new = replace(old, **of_record)
-            new = replace(new, info=replace(new.info, **of_info))
-            if not is_in_time(old.info.status, new.info.status):
-                raise SessionEnded(f"session {id} is {old.info.status}: too late for this change")
-            if new.info.status in ENDED and new.info.ended_at is None:
-                new = replace(new, info=replace(new.info, ended_at=time.time()))
-            db.execute(_UPDATE, {**_row(new, self.sealer), "number": row[0]})
-            if new.info.labels != old.info.labels:
-                db.execute("DELETE FROM labels WHERE number = ?", (row[0],))
-                _put_labels(db, row[0], new.info.labels)
+            new = changed(old, changes)
+            put_row(db, row_of(new, self.sealer), new.info.labels)
             return new
 
         return await self._database.write(work, durable=durable)
 
     async def get(self, id: str) -> SessionRecord | None:
-        return await self._one(f"{_SELECT} WHERE id = ?", id)
+        return await self._database.read(lambda db: read_session(db, id))
 
     async def by_idempotency_key(self, owner: str, key: str) -> SessionRecord | None:
-        return await self._one(f"{_SELECT} WHERE owner = ? AND idempotency_key = ?", owner, key)
+        sql = f"{_SELECT} WHERE owner = ? AND idempotency_key = ?"
+        row = await self._database.read(lambda db: db.execute(sql, (owner, key)).fetchone())
+        return None if row is None else _record(row)
 
     async def live(self) -> list[SessionRecord]:
         """All that have not ended, newest first."""
@@ -366,8 +397,8 @@ class Store:
         """
 
         def work(db: sqlite3.Connection) -> list[tuple[int, str]]:
-            rows = db.execute(_OLD, (ended_before, BATCH)).fetchall()
-            rows = rows or db.execute(_TOO_MANY, (BATCH, keep)).fetchall()
+            rows = db.execute(OLD, (ended_before, BATCH)).fetchall()
+            rows = rows or db.execute(TOO_MANY, (BATCH, keep)).fetchall()
             numbers = [(number,) for number, _ in rows]
             db.executemany("DELETE FROM labels WHERE number = ?", numbers)
             db.executemany("DELETE FROM sessions WHERE number = ?", numbers)
@@ -386,10 +417,6 @@ class Store:
             return {id for id in ids if db.execute(sql, (id,)).fetchone() is None}
 
         return await self._database.read(work)
-
-    async def _one(self, sql: str, *values: str) -> SessionRecord | None:
-        row = await self._database.read(lambda db: db.execute(sql, values).fetchone())
-        return None if row is None else _record(row)
 
     # Last, because it hides the type `list` from what follows.
     async def list(
@@ -461,15 +488,15 @@ _SELECT = (
 )
 _INSERT = f"INSERT INTO sessions ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
 _UPDATE = f"UPDATE sessions SET {', '.join(f'{c} = :{c}' for c in _COLUMNS)} WHERE number = :number"
-_OLD = "SELECT number, id FROM sessions WHERE ended_at < ? ORDER BY ended_at LIMIT ?"
-_TOO_MANY = (
+OLD = "SELECT number, id FROM sessions WHERE ended_at < ? ORDER BY ended_at LIMIT ?"
+TOO_MANY = (
     "SELECT number, id FROM sessions WHERE ended_at IS NOT NULL"
     " ORDER BY ended_at DESC LIMIT ? OFFSET ?"
 )
 _WORKSPACES = "SELECT id, owner, created_at, labels, quota FROM workspaces WHERE NOT removing"
 
 
-def _row(record: SessionRecord, sealer: Sealer) -> dict[str, object]:
+def row_of(record: SessionRecord, sealer: Sealer) -> dict[str, object]:
     info = record.info
     return {
         "id": info.id,
@@ -489,6 +516,23 @@ def _row(record: SessionRecord, sealer: Sealer) -> dict[str, object]:
         "request": _json(stored_request(record.request, sealer, ended=info.status in ENDED)),
         "saved": None if record.saved is None else _json(record.saved),
     }
+
+
+def put_row(db: sqlite3.Connection, row: Mapping[str, object], labels: Mapping[str, str]) -> None:
+    """Replace the row of a session, or add it."""
+    known = db.execute("SELECT number FROM sessions WHERE id = ?", (row["id"],)).fetchone()
+    if known is None:
+        number = db.execute(_INSERT, row).lastrowid
+    else:
+        number = known[0]
+        db.execute(_UPDATE, {**row, "number": number})
+        db.execute("DELETE FROM labels WHERE number = ?", (number,))
+    _put_labels(db, number, labels)
+
+
+def read_session(db: sqlite3.Connection, id: str) -> SessionRecord | None:
+    row = db.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
+    return None if row is None else _record(row)
 
 
 def _record(row: Sequence[Any]) -> SessionRecord:

@@ -289,6 +289,13 @@ class Settings:
         "whether a Pod has one; auto: where we may see that each node can",
         sample='"on"',
     )
+    kubernetes_replica_url: str | None = _set(
+        optional(TEXT),
+        None,
+        "where other servers reach this one; set, all servers of the namespace share their "
+        "sessions, and the cluster keeps them",
+        sample='"http://10.0.0.7:8080"',
+    )
 
     workspace_quota: int | None = _set(
         optional(SIZE),
@@ -346,6 +353,7 @@ class Settings:
             volume_claim=self.kubernetes_volume_claim or "",
             volume_folder=str(self.kubernetes_volume_folder or self.data_dir),
             user_namespaces=self.kubernetes_user_namespaces,
+            replica_url=self.kubernetes_replica_url or "",
         )
 
     def rules(self) -> Rules:

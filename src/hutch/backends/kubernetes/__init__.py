@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 
-from hutch.backends.base import Backend, Box, ByteStream, Spec, named
+from hutch.backends.base import Backend, Box, ByteStream, SharedRecords, Spec, named
 from hutch.backends.contained import GuestConnector, RuntimeBundle, make_bundle
 from hutch.backends.linux import temporary
 from hutch.backends.linux.folders import kept_name
@@ -58,9 +58,11 @@ from .pod import (
     user_of,
     weaker_user,
 )
+from .records import ClusterRecords
 
 CLOSE_TIMEOUT = 60  # seconds; a cluster that takes longer hangs
 NAME_FILE = "kubernetes.scope"
+SHARED_SCOPE = "shared"  # of all servers of a namespace that share their boxes
 CLOSED = "the backend was closed"
 IMAGE_VOLUMES = (1, 35)  # the version that has them without being asked
 LEFT = 60.0  # seconds after its end, nothing needs a Pod any more
@@ -125,6 +127,7 @@ class KubernetesBackend(Backend):
         """
         self.lasts = lasting is not None
         self._settings = settings or ClusterSettings()
+        self._is_shared = self.lasts and bool(self._settings.replica_url)
         self._bundle, self._lasting = bundle, lasting
         self._here: ReachedCluster | None = None
         self._reaching, self._giving = asyncio.Lock(), asyncio.Lock()
@@ -297,7 +300,13 @@ class KubernetesBackend(Backend):
             self.start,
             lambda box: name_of(here.scope, box.id),
             self._settings.volume_claim,
+            shares=bool(self._settings.replica_url),
         )
+
+    async def shared_records(self) -> SharedRecords | None:
+        if not self._is_shared:
+            return None
+        return ClusterRecords((await self._reach()).cluster)
 
     async def leave(self) -> None:
         if not self.lasts:
@@ -314,6 +323,9 @@ class KubernetesBackend(Backend):
             await self._hang_up()
 
     async def close(self) -> None:
+        if self._is_shared:  # boxes of our scope are other servers', too
+            await self.leave()
+            return
         if self._closed or self._owner != os.getpid():
             return
         self._closed = True
@@ -387,7 +399,9 @@ class KubernetesBackend(Backend):
         try:
             bundle, version = await asyncio.gather(make_bundle(self._bundle), cluster.version())
             scope = secrets.token_hex(16)
-            if self._lasting:
+            if self._is_shared:
+                scope = SHARED_SCOPE
+            elif self._lasting:
                 scope = kept_name(self._lasting, NAME_FILE)
             machine = os.uname().machine
             how: HowBundle = "image" if version.number >= IMAGE_VOLUMES else "copy"

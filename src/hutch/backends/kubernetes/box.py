@@ -196,6 +196,10 @@ class KubernetesBox(ContainedBox):
             raise BoxLost(f"box {self.id} is gone")
         return Stats(memory=None, pids=None, cpu_seconds=None, oom_kills=None)
 
+    def forget(self) -> None:
+        super().forget()
+        self._gone()
+
     def _cut_off(self) -> None:
         if self._telling:
             self._telling.cancel()

@@ -12,11 +12,13 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
+from hutch.backends.contained import now as since_boot
 from hutch.errors import (
     BackendUnavailable,
     Conflict,
@@ -278,6 +280,18 @@ class KubernetesCluster:
         self._pool_tls: object = None
         self._old: list[httpcore.AsyncConnectionPool] = []  # with connections in use
         self._is_closed = False
+        self._ahead: float | None = None  # the cluster's time, less that of CLOCK_BOOTTIME
+
+    def now(self) -> float:
+        """The time of day by the clock of the cluster, give or take a second."""
+        return time.time() if self._ahead is None else since_boot() + self._ahead
+
+    def _note_time(self, headers: list[tuple[bytes, bytes]]) -> None:
+        for name, value in headers:
+            if name.lower() == b"date":
+                with contextlib.suppress(ValueError):
+                    date = parsedate_to_datetime(value.decode("latin-1"))
+                    self._ahead = date.timestamp() + 0.5 - since_boot()  # it has whole seconds
 
     async def close(self) -> None:
         self._is_closed = True
@@ -289,18 +303,20 @@ class KubernetesCluster:
     # --- calls ------------------------------------------------------------------------------
 
     async def version(self) -> ClusterVersion:
-        return (await self._call("GET", "/version", verb="get", what="version")).decode(
+        return (await self.call("GET", "/version", verb="get", what="version")).decode(
             ClusterVersion
         )
 
     async def create_pod(self, body: dict[str, object], *, is_trial: bool = False) -> Pod:
         """`is_trial`: the cluster decides as always, and makes none."""
         query = "fieldValidation=Strict" + ("&dryRun=All" if is_trial else "")
-        answer = await self._call("POST", f"{self._pods}?{query}", body, verb="create", what="pods")
+        answer = await self.call(
+            "POST", f"{self.pods_path}?{query}", body, verb="create", what="pods"
+        )
         return answer.decode(Pod)
 
     async def pod(self, name: str) -> Pod:
-        answer = await self._call("GET", f"{self._pods}/{name}", verb="get", what="pods")
+        answer = await self.call("GET", f"{self.pods_path}/{name}", verb="get", what="pods")
         return answer.decode(Pod)
 
     async def nodes(self, selector: str) -> list[ClusterNode]:
@@ -309,7 +325,7 @@ class KubernetesCluster:
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             path = f"/api/v1/nodes?{urlencode(query)}"
-            page = (await self._call("GET", path, verb="list", what="nodes")).decode(NodeList)
+            page = (await self.call("GET", path, verb="list", what="nodes")).decode(NodeList)
             found += page.items
             if not page.metadata.continue_:
                 return found
@@ -320,8 +336,8 @@ class KubernetesCluster:
         found: list[Pod] = []
         query = {"labelSelector": selector, "fieldSelector": fields, "limit": str(PAGE)}
         while True:
-            path = f"{self._pods}?{urlencode(query)}"
-            page = (await self._call("GET", path, verb="list", what="pods")).decode(PodList)
+            path = f"{self.pods_path}?{urlencode(query)}"
+            page = (await self.call("GET", path, verb="list", what="pods")).decode(PodList)
             found += page.items
             if not page.metadata.continue_:
                 return found, page.metadata.resource_version
@@ -333,9 +349,11 @@ class KubernetesCluster:
         if uid:
             body["preconditions"] = {"uid": uid}
         with contextlib.suppress(NotFound, Conflict):
-            await self._call("DELETE", f"{self._pods}/{name}", body, verb="delete", what="pods")
+            await self.call("DELETE", f"{self.pods_path}/{name}", body, verb="delete", what="pods")
 
-    async def watch_pods(self, selector: str, since: str) -> AsyncGenerator[WatchEvent, None]:
+    async def watch(
+        self, path: str, selector: str, since: str, what: str
+    ) -> AsyncGenerator[WatchEvent, None]:
         """What changes from a version on. It ends now and then: list again."""
         query = {
             "watch": "1",
@@ -343,14 +361,14 @@ class KubernetesCluster:
             "resourceVersion": since,
             "allowWatchBookmarks": "true",
         }
-        request = await self._request("GET", f"{self._pods}?{urlencode(query)}", None)
+        request = await self._request("GET", f"{path}?{urlencode(query)}", None)
         request.extensions["timeout"] = {"connect": ANSWER, "pool": ANSWER, "read": QUIET}
         with self._in_our_words():
             response = await (await self._connections()).handle_async_request(request)
             try:
                 if response.status != 200:
                     await response.aread()
-                    raise self._error(response.status, response.content, "watch", "pods")
+                    raise self._error(response.status, response.content, "watch", what)
                 left = b""
                 async for piece in response.aiter_stream():
                     *lines, left = (left + piece).split(b"\n")
@@ -367,7 +385,7 @@ class KubernetesCluster:
         """
         query = [("container", container), *((name, "true") for name in ("stdin", "stdout"))]
         query += [("stderr", "true"), *(("command", word) for word in argv)]
-        path = f"{self._pods}/{pod}/exec?{urlencode(query)}"
+        path = f"{self.pods_path}/{pod}/exec?{urlencode(query)}"
         for attempt in range(2):
             access = await self.address.access()
             try:
@@ -406,14 +424,12 @@ class KubernetesCluster:
             "spec": {"resourceAttributes": {**asked, "namespace": self.namespace}},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = await self._call(
-            "POST", path, body, verb="create", what="selfsubjectaccessreviews"
-        )
+        answer = await self.call("POST", path, body, verb="create", what="selfsubjectaccessreviews")
         return answer.decode(AccessReview).status.allowed
 
     async def claim(self, name: str) -> Claim:
         path = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims/{name}"
-        answer = await self._call("GET", path, verb="get", what="persistentvolumeclaims")
+        answer = await self.call("GET", path, verb="get", what="persistentvolumeclaims")
         return answer.decode(Claim)
 
     async def warnings(self, pod: Pod) -> list[StateDetail]:
@@ -421,47 +437,45 @@ class KubernetesCluster:
         fields = f"involvedObject.uid={pod.metadata.uid},type=Warning"
         query = urlencode({"fieldSelector": fields, "limit": str(PAGE)})
         path = f"/api/v1/namespaces/{self.namespace}/events?{query}"
-        answer = await self._call("GET", path, verb="list", what="events")
+        answer = await self.call("GET", path, verb="list", what="events")
         return answer.decode(EventList).items
 
     async def runtime_class(self, name: str) -> RuntimeClass:
         path = f"/apis/node.k8s.io/v1/runtimeclasses/{name}"
-        answer = await self._call("GET", path, verb="get", what="runtimeclasses")
+        answer = await self.call("GET", path, verb="get", what="runtimeclasses")
         return answer.decode(RuntimeClass)
 
     async def has_policy(self, name: str) -> bool:
         """Whether there is a NetworkPolicy of that name."""
         path = f"{self._policies}/{name}"
         try:
-            await self._call("GET", path, verb="get", what="networkpolicies")
+            await self.call("GET", path, verb="get", what="networkpolicies")
         except NotFound:
             return False
         return True
 
     async def runtime_classes(self) -> list[RuntimeClass]:
         path = "/apis/node.k8s.io/v1/runtimeclasses"
-        answer = await self._call("GET", path, verb="list", what="runtimeclasses")
+        answer = await self.call("GET", path, verb="list", what="runtimeclasses")
         return answer.decode(RuntimeClassList).items
 
     async def ensure_policy(self, body: dict[str, object], name: str) -> None:
         """Make a NetworkPolicy, unless there is one of that name."""
         if not await self.has_policy(name):
             with contextlib.suppress(Conflict):
-                await self._call(
-                    "POST", self._policies, body, verb="create", what="networkpolicies"
-                )
+                await self.call("POST", self._policies, body, verb="create", what="networkpolicies")
 
     # --- how --------------------------------------------------------------------------------
 
     @property
-    def _pods(self) -> str:
+    def pods_path(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     @property
     def _policies(self) -> str:
         return f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
 
-    async def _call(
+    async def call(
         self,
         method: str,
         path: str,
@@ -470,7 +484,7 @@ class KubernetesCluster:
         verb: str,
         what: str,
     ) -> ApiAnswer:
-        """`verb` and `what`: what a Role has to allow, for errors."""
+        """Send one request. `verb` and `what`: what a Role has to allow, for errors."""
         for attempt in range(3):
             request = await self._request(method, path, body)
             try:
@@ -485,6 +499,7 @@ class KubernetesCluster:
                 if attempt or method == "POST":
                     raise
                 continue
+            self._note_time(response.headers)
             if response.status < 400:
                 return ApiAnswer(response.status, content)
             if response.status == 401 and self.address.renews and not attempt:
@@ -564,7 +579,7 @@ class KubernetesCluster:
                 )
             case 403 if "exceeded quota" in message:
                 return NoCapacity(f"the quota of namespace {self.namespace} is used up: {message}")
-            case 403 if what != "pods/exec" and "cannot" not in message:
+            case 403 if what == "pods" and "cannot" not in message:
                 return StartFailed(f"the cluster refused the Pod: {message}")
             case 403:
                 # An exec may lack either of two verbs, and only the cluster knows which.
@@ -650,7 +665,8 @@ class PodWatch:
     async def _follow_once(self) -> None:
         pods, version = await self._cluster.pods(self._selector)
         self._replace(pods, int(version) if version.isdigit() else 0)
-        async with contextlib.aclosing(self._cluster.watch_pods(self._selector, version)) as events:
+        watch = self._cluster.watch(self._cluster.pods_path, self._selector, version, "pods")
+        async with contextlib.aclosing(watch) as events:
             async for event in events:
                 if event.type in ("ADDED", "MODIFIED", "DELETED"):
                     pod = ApiAnswer(200, bytes(event.object)).decode(Pod)

@@ -51,6 +51,13 @@ CONFINED: dict[str, object] = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 
+# Where several servers share their sessions.
+_RECORDS = ("create", "get", "list", "watch", "update", "delete")
+SHARING = (
+    *((verb, what, "") for what in ("configmaps", "secrets") for verb in _RECORDS),
+    *((verb, "leases", "coordination.k8s.io") for verb in ("create", "get", "update")),
+)
+
 # Runs in the box, beside the guest, with the bundle's own Python. Every box can see the address of
 # the API server among its variables.
 LOOK = r"""
@@ -117,12 +124,15 @@ async def report(
     start: Start,
     pod_of: Callable[[Box], str],
     claim: str = "",
+    *,
+    shares: bool = False,
 ) -> Report:
     """Check the cluster. `start` starts a box, and `pod_of` names its Pod.
 
     `bundle`: how the last box got it, which a start may find out.
 
-    `claim`: the PersistentVolumeClaim with the workspaces, if there is one.
+    `claim`: the PersistentVolumeClaim with the workspaces, if there is one. `shares`: several
+    servers share their sessions.
     """
     layers = [
         Layer(
@@ -142,6 +152,8 @@ async def report(
     ]
     if claim:
         layers.append(await _workspaces(cluster, claim))
+    if shares:
+        layers.append(await _rights(cluster, "rights to share", SHARING, required=True))
 
     @contextlib.asynccontextmanager
     async def started(spec: Spec) -> AsyncGenerator[Pod, None]:

@@ -1,0 +1,247 @@
+"""What servers share: the same promises of the records in a cluster, and of those of our tests."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from replicas_of_tests import MemoryRecords
+from services import in_loop
+
+from cluster_of_tests import cluster as cluster
+from cluster_of_tests import namespace
+from hutch.backends.base import SharedChange, SharedRecord, SharedRecords
+from hutch.backends.kubernetes import address
+from hutch.backends.kubernetes.cluster import KubernetesCluster
+from hutch.backends.kubernetes.records import MAX_TEXT, ClusterRecords
+from hutch.errors import Conflict, InvalidRequest, NoSession
+from hutch.server.shared_store import SharedStore
+from hutch.server.store import HeldElsewhere, SessionRecord
+from hutch.serving import Key, Quota, Workspace
+from hutch.types import BoxInfo, Limits
+
+Make = Callable[[], Awaitable[SharedRecords]]
+
+
+@pytest.fixture(params=["memory", "cluster"])
+def using(request: pytest.FixtureRequest) -> Callable[[], AsyncIterator[SharedRecords]]:
+    """A context with records that nobody else has."""
+    if request.param == "memory":
+        return asynccontextmanager(in_memory)
+    made = request.getfixturevalue("cluster")
+    path = request.node.callspec.params.get("path") or f"records-{secrets.token_hex(4)}"
+
+    @asynccontextmanager
+    async def in_cluster() -> AsyncIterator[SharedRecords]:
+        with namespace(made, path):
+            where = address.find({"KUBECONFIG": str(made.kubeconfig)}, namespace=path)
+            cluster = KubernetesCluster(where)
+            try:
+                yield ClusterRecords(cluster)
+            finally:
+                await cluster.close()
+
+    return in_cluster
+
+
+async def in_memory() -> AsyncIterator[SharedRecords]:
+    yield MemoryRecords()
+
+
+Using = Callable[[], AsyncIterator[SharedRecords]]
+
+
+async def until(is_so: Callable[[], object], seconds: float = 20) -> None:
+    async with asyncio.timeout(seconds):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+def test_of_two_who_change_a_record_one_is_told_that_it_came_too_late(using: Using) -> None:
+    async def main() -> None:
+        async with using() as records:
+            first = await records.create("session", "../x\0 y/ü", "one")
+            assert first.text == "one" and await records.get("session", "../x\0 y/ü") == first
+            with pytest.raises(Conflict):
+                await records.create("session", first.key, "two")
+            second = await records.replace(first, "two")
+            assert second.version > first.version
+            for late in ("three", ""):
+                with pytest.raises(Conflict):
+                    await records.replace(first, late)
+            with pytest.raises(Conflict):
+                await records.remove(first)
+            results = await asyncio.gather(
+                *(records.replace(second, f"by {n}") for n in range(8)), return_exceptions=True
+            )
+            assert sum(isinstance(result, SharedRecord) for result in results) == 1
+            third = await records.get("session", first.key)
+            assert third and third.text.startswith("by ")
+            await records.remove(third)
+            await records.remove(third)  # it is gone, which is what was wanted
+            assert await records.get("session", first.key) is None
+            with pytest.raises(Conflict):
+                await records.replace(third, "four")
+
+    asyncio.run(main())
+
+
+def test_who_follows_is_told_of_all_that_is_there_and_of_each_change(using: Using) -> None:
+    async def main() -> None:
+        async with using() as records:
+            old = await records.create("quota", "ada", "1")
+            seen: list[SharedChange | None] = []
+
+            async def follow() -> None:
+                async with aclosing(records.follow()) as changes:
+                    async for change in changes:
+                        seen.append(change)
+
+            following = asyncio.create_task(follow())
+            await until(lambda: None in seen)
+            assert [change and change.record for change in seen] == [old, None]
+            key = await records.create("key", "k1", "a secret")  # another kind of object
+            new = await records.replace(old, "2")
+            await until(lambda: {SharedChange(key), SharedChange(new)} <= set(seen))
+            await records.remove(key)
+            await until(lambda: seen[-1] and seen[-1].is_gone)
+            assert seen[-1] and seen[-1].record.key == "k1"
+            following.cancel()
+
+    asyncio.run(main())
+
+
+def test_one_leads_until_it_is_silent_or_resigns(using: Using) -> None:
+    async def main() -> None:
+        async with using() as records:
+            assert await records.lead("hutch-test", "a", 2)
+            assert not await records.lead("hutch-test", "b", 2)
+            assert await records.lead("hutch-test", "a", 2)
+            await asyncio.sleep(1)
+            assert not await records.lead("hutch-test", "b", 2)
+            await asyncio.sleep(2.5)
+            assert await records.lead("hutch-test", "b", 2)
+            assert not await records.lead("hutch-test", "a", 2)
+            await records.resign("hutch-test", "a")  # it has nothing to resign from
+            assert not await records.lead("hutch-test", "a", 2)
+            await records.resign("hutch-test", "b")
+            assert await records.lead("hutch-test", "a", 2)
+            assert abs(records.now() - time.time()) < 5
+
+    asyncio.run(main())
+
+
+# --- the store on top of them ---------------------------------------------------------------
+
+
+def record(id: str, status: str = "running", **more: object) -> SessionRecord:
+    info = BoxInfo(id, "fake", "host", "none", Limits(), "/workspace", "user", 1.0, owner="ada")
+    return SessionRecord(replace(info, status=status, **more), box=f"box-{id}")
+
+
+def test_a_store_knows_what_another_one_wrote_and_what_was_there_before(
+    using: Using, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with using() as records:
+            a = await SharedStore.join(folder(tmp_path, "a"), records, "http://a#1")
+            secret = {"env": {"TOKEN": "hush"}}
+            await a.insert(replace(record("s1", labels={"x": "1"}), request=secret))
+            await a.insert_key(Key("k1", "ada", "run", "p", "l", 5.0), b"digest")
+            await a.set_quota("ada", Quota(sessions=3))
+            await a.set_quota("ada", Quota(sessions=4))
+            await a.insert_workspace(Workspace("docs", "ada", 1.0, {"a": "b"}))
+            with pytest.raises(Conflict):
+                await a.insert_workspace(Workspace("docs", "ada", 1.0))
+            b = await SharedStore.join(folder(tmp_path, "b"), records, "http://b#1")
+            try:
+                assert b.sealer.unseal(a.sealer.seal(b"x")) == b"x"
+                assert "hush" not in (tmp_path / "b/shared.db").read_bytes().decode("latin-1")
+                assert await b.get("s1") == await a.get("s1")
+                assert [r.info.id for r in await b.list(label="x=1")] == ["s1"]
+                assert [info.id for info in b.held_by_others("ada")] == ["s1"] and not b.mine()
+                assert [(key.id, digest) for key, digest in await b.list_keys()] == [
+                    ("k1", b"digest")
+                ]
+                assert await b.quotas() == {"ada": Quota(sessions=4)}
+                assert await b.get_workspace("ada", "docs") == await a.get_workspace("ada", "docs")
+                assert await b.mark_workspace("ada", "docs")
+                assert not await b.mark_workspace("ada", "docs")
+                assert await b.revoke_key("k1", 9.0) and not await b.revoke_key("k1", 9.0)
+                await a.insert(record("s2"))
+                assert await b.get("s2")  # also before b was told of it
+                await a.update("s1", status="crashed", why="gone")
+                await until(lambda: not b.is_live("s1"))
+                assert (await b.get("s1") or record("")).info.why == "gone"
+                revoked: list[Key] = []
+                a.key_changed = lambda key, digest: revoked.append(key)
+                await b.delete_keys(["k1"])
+                await until(lambda: revoked)
+            finally:
+                await b.close()
+                await a.close()
+
+    asyncio.run(main())
+
+
+def test_only_the_holder_changes_a_session_and_one_can_become_it(
+    using: Using, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with using() as records:
+            a, b, c = [
+                await SharedStore.join(folder(tmp_path, name), records, f"http://{name}#1")
+                for name in "abc"
+            ]
+            try:
+                await a.insert(record("s1"))
+                with pytest.raises(NoSession):
+                    await b.update("s0", box=None)
+                await until(lambda: b.holder_of("s1"))
+                with pytest.raises(HeldElsewhere):
+                    await b.update("s1", box=None)
+                assert a._following
+                a._following.cancel()  # so that it is not told
+                taken = await asyncio.gather(b.take("s1", a.me), c.take("s1", a.me))
+                assert sum(record is not None for record in taken) == 1
+                winner = b if taken[0] else c
+                assert winner.holder_of("s1") == winner.me and await winner.confirm("s1")
+                assert a.holder_of("s1") == a.me
+                with pytest.raises(HeldElsewhere):
+                    await a.update("s1", status="crashed")
+                assert not await a.confirm("s1")
+                await asyncio.gather(
+                    *(winner.update("s1", labels={str(n): "x"}) for n in range(5)),
+                    winner.update("s1", box="box-2"),
+                )
+                assert (await winner.get("s1") or record("")).box == "box-2"
+                winner.leads = True
+                await winner.update("s1", status="destroyed", ended_at=1.0)
+                assert await winner.purge(2.0, 10) == ["s1"]
+                loser = c if taken[0] else b
+                await until(lambda: loser.holder_of("s1") is None)
+                assert await loser.purge(2.0, 10) == ["s1"]  # so that its files go there, too
+            finally:
+                for store in (a, b, c):
+                    await store.close()
+
+    asyncio.run(main())
+
+
+def folder(path: Path, name: str) -> Path:
+    made = path / name
+    made.mkdir()
+    return made
+
+
+@in_loop
+async def test_a_record_that_is_too_large_is_refused_before_it_is_sent() -> None:
+    records = ClusterRecords(KubernetesCluster.__new__(KubernetesCluster))
+    with pytest.raises(InvalidRequest, match="too large"):
+        await records.create("session", "s1", "x" * (MAX_TEXT + 1))
