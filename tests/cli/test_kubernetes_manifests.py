@@ -25,7 +25,7 @@ from benchmarks.cluster.config import NODE
 from cluster_of_tests import ask, full_name
 from daemon_of_tests import wait_for
 from docker_of_tests import BUSYBOX
-from hutch import BackendUnavailable, InvalidRequest, Sandbox, Unauthorized
+from hutch import BackendUnavailable, InvalidRequest, Sandbox, Unauthorized, Workspace
 
 SECONDS = 180
 PERSISTENT = "/api/v1/persistentvolumes"
@@ -240,6 +240,56 @@ def test_a_role_that_lacks_a_verb_is_told_to_the_client(installed: Installed) ->
         finally:
             now = ask(installed.cluster, "GET", path)
             ask(installed.cluster, "PUT", path, {**now, "rules": json.loads(whole)["rules"]})
+
+
+@contextlib.contextmanager
+def second_claim(installed: Installed) -> Iterator[str]:
+    """A claim of boxes on what the server has, as two volumes of one share would be."""
+    claims = f"/api/v1/namespaces/{installed.boxes}/persistentvolumeclaims"
+    volume = ask(installed.cluster, "GET", f"{PERSISTENT}/{installed.namespace}")
+    name = f"{installed.namespace}-again"
+    kept = ("capacity", "accessModes", "persistentVolumeReclaimPolicy", "local", "nodeAffinity")
+    spec = {field: volume["spec"][field] for field in kept}
+    wanted = {
+        "accessModes": spec["accessModes"],
+        "storageClassName": "",
+        "volumeName": name,
+        "resources": {"requests": spec["capacity"]},
+    }
+    ask(installed.cluster, "POST", PERSISTENT, {"metadata": {"name": name}, "spec": spec})
+    try:
+        ask(installed.cluster, "POST", claims, {"metadata": {"name": name}, "spec": wanted})
+        try:
+            yield name
+        finally:
+            ask(installed.cluster, "DELETE", f"{claims}/{name}")
+    finally:
+        ask(installed.cluster, "DELETE", f"{PERSISTENT}/{name}")
+
+
+def test_boxes_have_workspaces_on_a_volume_that_both_namespaces_have(installed: Installed) -> None:
+    names = ("HUTCH_KUBERNETES_VOLUME_CLAIM", "HUTCH_KUBERNETES_VOLUME_FOLDER")
+    set_env = ("set", "env", "deployment/hutch")
+    with second_claim(installed) as claim:
+        values = (claim, "/data")
+        set_them = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
+        installed.kubectl(*set_env, *set_them)
+        installed.roll_out()
+        key = installed.key()
+        with installed.reached() as url:
+            given = {
+                "url": url, "api_key": key, "image": f"{BUSYBOX}:latest", "workspace_id": "thesis",
+            }  # fmt: skip
+            with Sandbox.create(**given) as box, Sandbox.create(**given) as other:
+                box.shell.run("umask 077; mkdir sub; echo x > sub/file", check=True)
+                assert other.shell.run("cat sub/file; ls -A /workspace").stdout == "x\nsub\n"
+            thesis = Workspace("thesis", url=url, api_key=key)
+            assert thesis.files.read("sub/file") == "x\n" and (thesis.info().size or 0) > 0
+            thesis.remove()
+            assert not list((installed.folder / "data/hutch/workspaces").glob("*/thesis"))
+            installed.kubectl(*set_env, *(f"{name}-" for name in names))
+        installed.roll_out()
+        assert wait_for(lambda: not installed.pods(), SECONDS)
 
 
 def test_a_session_lives_through_an_upgrade_and_its_rollback(installed: Installed) -> None:
