@@ -87,6 +87,15 @@ def test_a_quota_of_ones_own_is_kept_and_takes_the_place_of_the_default(tmp_path
     run(tmp_path, Quota(sessions=5), again)
 
 
+def test_what_another_server_has_set_counts_here_too(tmp_path: Path) -> None:
+    async def test(quotas: Quotas, clock: Clock) -> None:
+        quotas.learn("bob", Quota(sessions=0))
+        with pytest.raises(QuotaReached):
+            quotas.check_open("bob", usage(), Limits())
+
+    run(tmp_path, Quota(sessions=5), test)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
