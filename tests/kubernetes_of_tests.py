@@ -19,6 +19,7 @@ import pytest
 from benchmarks.cluster import CGROUPS, Cluster
 
 from cluster_of_tests import ask, full_name, namespace
+from daemon_of_tests import Daemon
 from docker_of_tests import DEBIAN
 from hutch import factory, local
 from hutch.backends.kubernetes import KubernetesBackend
@@ -98,6 +99,19 @@ def own_namespace(cluster: Cluster) -> Iterator[Boxes]:
     """A namespace whose Pods must be confined. What is left in it ends with it."""
     with namespace(cluster, f"boxes-{secrets.token_hex(4)}") as path:
         yield Boxes(cluster, path.rpartition("/")[2])
+
+
+def server(folder: Path, boxes: Boxes, pool: str = "") -> Daemon:
+    settings = boxes.settings()
+    return Daemon(
+        folder,
+        key=None,
+        backend="kubernetes",
+        default_image=f"{DEBIAN}:latest",
+        kubernetes_namespace=settings.namespace,
+        kubernetes_runtime_image=settings.runtime_image,
+        pool_images=pool,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,27 +9,14 @@ from urllib.request import urlopen
 import pytest
 
 from cluster_of_tests import ask
-from daemon_of_tests import Daemon, wait_for
+from daemon_of_tests import wait_for
 from docker_of_tests import DEBIAN
 from hutch import BoxLost, InvalidRequest, Sandbox
-from kubernetes_of_tests import Boxes
+from kubernetes_of_tests import Boxes, server
 from kubernetes_of_tests import boxes as boxes
 from kubernetes_of_tests import with_runtime as with_runtime
 
 IMAGE = f"{DEBIAN}:latest"
-
-
-def server(folder: Path, boxes: Boxes, pool: str = "") -> Daemon:
-    settings = boxes.settings()
-    return Daemon(
-        folder,
-        key=None,
-        backend="kubernetes",
-        default_image=IMAGE,
-        kubernetes_namespace=settings.namespace,
-        kubernetes_runtime_image=settings.runtime_image,
-        pool_images=pool,
-    )
 
 
 def test_a_pod_and_all_in_it_outlives_a_server_that_is_killed(tmp_path: Path, boxes: Boxes) -> None:

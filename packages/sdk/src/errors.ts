@@ -126,7 +126,7 @@ export class GuestMisbehaved extends BoxError {
   static override readonly code: string = 'guest_misbehaved';
 }
 
-/** The server's machine cannot do what was asked. */
+/** The server cannot do what was asked, or cannot reach the box for now: the message says which. */
 export class BackendUnavailable extends HutchError {
   static override readonly code: string = 'backend_unavailable';
 }

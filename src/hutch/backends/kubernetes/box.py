@@ -45,7 +45,8 @@ from .pod import (
 
 START_TIMEOUT = 300.0  # seconds; the node may have to pull the image
 NO_ROOM = 120.0  # seconds for a node with room; some clusters start machines
-PAUSE = 0.25  # seconds between two attempts to reach a cluster that is away
+# Seconds between two attempts to reach a cluster that is away, growing: each box makes them.
+PAUSE, LONGEST_PAUSE = 0.25, 2.0
 # A connection ends with the API server that carries it, and the next one takes seconds. So a guest
 # is told, again and again, that it may do without for so long.
 ALONE = 120.0
@@ -123,14 +124,15 @@ class PodRelays:
 
 async def patiently(attempt: Callable[[], Awaitable[T]]) -> T:
     """What `attempt` returns, once the cluster answers. Raises NoAnswer if it does not in time."""
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, PAUSE
     while True:
         try:
             return await attempt()
         except NoAnswer:
             if time.monotonic() > deadline:
                 raise
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(pause)
+        pause = min(1.5 * pause, LONGEST_PAUSE)
 
 
 def connector(
