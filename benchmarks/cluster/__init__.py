@@ -83,7 +83,7 @@ class Cluster:
         if why := why_not():
             raise ClusterFailed(why)
         built = programs.build()
-        for path in (self.folder, built):
+        for path in (self.folder, *built):
             if any(path.resolve().is_relative_to(hidden) for hidden in COVERED):
                 raise ClusterFailed(f"{path} cannot be below {' or '.join(COVERED)}")
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -119,11 +119,12 @@ class Cluster:
         """Is there when `up` was not interrupted."""
         return self.folder / "complete"
 
-    def _start(self, built: Path, with_us: bool) -> None:
+    def _start(self, built: Sequence[Path], with_us: bool) -> None:
         self.folder.mkdir(mode=0o700)
-        for name in ("etc", "logs", "pids", "cni", "etcd", "kubelet", "containerd"):
+        for name in ("etc", "logs", "pids", "cni", "etcd", "kubelet", "containerd", "programs"):
             (self.folder / name).mkdir()
-        (self.folder / "programs").symlink_to(built)
+        for program in (program for folder in built for program in folder.iterdir()):
+            (self.folder / "programs" / program.name).symlink_to(program)
         self._make_groups()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.config.write(listener.getsockname()[1])

@@ -43,7 +43,7 @@ def _do(chosen: argparse.Namespace, cluster: Cluster) -> int:
     match chosen.command:
         case "build":
             programs.build_helm()
-            print(programs.build())
+            print(*programs.build(), sep="\n")
         case "up":
             if not cluster.up():
                 print("it is up", file=sys.stderr)

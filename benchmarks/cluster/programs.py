@@ -1,8 +1,9 @@
 """The programs of a Kubernetes: found on this machine, or built from source once.
 
-Debian has etcd, runc and the network plugins. Its Kubernetes and its containerd are too old or not
-there, and so these are built from their Go modules, into a folder of the user's cache that is named
-by their versions: 5 to 10 minutes on two quiet cores, 600 MB.
+Debian has etcd, gVisor's runsc and the network plugins. Its Kubernetes, its containerd and its runc
+are too old or not there, and nothing has what connects containerd with runsc. So these are built
+from their Go modules, into folders of the user's cache that are named by their versions: 6 to 12
+minutes on two quiet cores, 650 MB.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBERNETES, CONTAINERD, HELM = "1.36.3", "2.2.9", "3.21.4"
+RUNC, GVISOR = "1.3.5", "v0.0.0-20250205023644-9414b50a5633"
 VERSION = f"kubernetes-{KUBERNETES}-containerd-{CONTAINERD}"
+RUNTIMES = f"runc-{RUNC}-gvisor-{GVISOR.rpartition('-')[2]}"
 BUILDING = ".building-"
 PLUGINS = ("/usr/lib/cni", "/opt/cni/bin")  # where Debian has them, and where others do
 FROM_DEBIAN = {
     "etcd": "etcd-server",
-    "runc": "runc",
     "busybox": "busybox-static",
     "unshare": "util-linux",
     "setpriv": "util-linux",
@@ -49,10 +51,16 @@ class Module:
     # the module has those of what it depends on, and what is in neither (the parts of Kubernetes
     # that are modules of their own) is checked by Go's checksum database.
     sums: tuple[str, str]
-    commands: tuple[str, ...]
+    commands: Mapping[str, str]  # by name: the package, below the module
     stamps: Mapping[str, str]  # what its own build writes into the version
     parts: str = ""  # the version of those that its go.mod replaces by a folder
     tags: str = ""
+    has_c: bool = False
+    change: tuple[str, str, str] | None = None  # a file, what is in it, and what we put there
+
+
+def _in_cmd(*names: str) -> Mapping[str, str]:
+    return {name: f"cmd/{name}" for name in names}
 
 
 MODULES = (
@@ -63,7 +71,7 @@ MODULES = (
             "h1:ddw9THGOXhcKnHORjkKoXtazPjwtcPwmqk8AVyRpfZw=",
             "h1:lTw+wrjREio28N9+3umHS73C6Cs1mxrhczBcAliInuI=",
         ),
-        ("containerd", "containerd-shim-runc-v2", "ctr"),
+        _in_cmd("containerd", "containerd-shim-runc-v2", "ctr"),
         {"github.com/containerd/containerd/v2/version.Version": CONTAINERD},
         tags="no_btrfs,no_devmapper,no_zfs",
     ),
@@ -74,13 +82,41 @@ MODULES = (
             "h1:qDQdoMiluAE2Eab6Fa52YV+WjiGz9mZFFoagEA6cI+o=",
             "h1:6oChkQeI7Yf6lV9lFpSdRzODdbY/ECp/4zUeBk8ONaw=",
         ),
-        ("kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kubectl"),
+        _in_cmd(
+            "kube-apiserver", "kubelet", "kube-controller-manager", "kube-scheduler", "kubectl"
+        ),
         {
             "k8s.io/component-base/version.gitVersion": f"v{KUBERNETES}",
             "k8s.io/component-base/version.gitMajor": KUBERNETES.split(".")[0],
             "k8s.io/component-base/version.gitMinor": KUBERNETES.split(".")[1],
         },
         parts=f"v0.{KUBERNETES.partition('.')[2]}",
+    ),
+)
+RUNTIME_MODULES = (
+    Module(
+        "github.com/opencontainers/runc",
+        f"v{RUNC}",
+        (
+            "h1:Pu5ptKOUfCtjukP3iWDVplLDpwrfd6VrgmMh77D0YJw=",
+            "h1:o1wyv76EDlTkcf0KTFgN8bMWLPvgF/HfX709lDv+rr4=",
+        ),
+        {"runc": ""},
+        {"main.version": RUNC},
+        tags="seccomp",
+        has_c=True,
+    ),
+    Module(
+        "gvisor.dev/gvisor",
+        GVISOR,
+        (
+            "h1:2gap+Kh/3F47cO6hAu3idFvsJ0ue6TRcEi2IUkv/F8k=",
+            "h1:5DMfjtclAbTIjbXqO1qCe2K5GKKxWz2JHvCChuTcJEM=",
+        ),
+        {"containerd-shim-runsc-v1": "shim"},
+        {},
+        # It wants to be killed last for memory, which needs CAP_SYS_RESOURCE, and ends without.
+        change=("pkg/shim/service.go", "oomScoreMaxKillable = -999", "oomScoreMaxKillable = 0"),
     ),
 )
 # Apart, as no cluster needs it: tests compare our chart with our manifests.
@@ -91,7 +127,7 @@ HELM_MODULE = Module(
         "h1:T/GcIEXU/gNjJnkITlIZ3e9xqkZjhFTmISuStTZ6+Qg=",
         "h1:cS2FBb+xfLuaSqvEmbqIeKUVFgHdHVHtVeXb2epof3M=",
     ),
-    ("helm",),
+    _in_cmd("helm"),
     {"helm.sh/helm/v3/internal/version.version": f"v{HELM}"},
 )
 
@@ -104,10 +140,10 @@ def cache() -> Path:
     return Path(base, "hutch", "cluster")
 
 
-def built() -> Path | None:
-    """The folder with the programs that were built, if they were."""
-    folder = cache() / VERSION
-    return folder if folder.is_dir() else None
+def built() -> list[Path]:
+    """The folders with the programs of a cluster. Empty if some were not built."""
+    folders = [cache() / VERSION, cache() / RUNTIMES]
+    return folders if all(folder.is_dir() for folder in folders) else []
 
 
 def plugins() -> Path | None:
@@ -127,8 +163,8 @@ def missing() -> list[str]:
     return found
 
 
-def build() -> Path:
-    """The folder with the programs, which are built if this version was not built before.
+def build() -> list[Path]:
+    """The folders with the programs, which are built if this version was not built before.
 
     Several processes may call this at once: one builds, the others wait. A build that fails or is
     killed leaves nothing at that name. The go command's own caches need 4 GB while it builds. They
@@ -137,7 +173,7 @@ def build() -> Path:
 
     Raises ClusterFailed.
     """
-    return _built(VERSION, MODULES)
+    return [_built(VERSION, MODULES), _built(RUNTIMES, RUNTIME_MODULES)]
 
 
 def built_helm() -> Path | None:
@@ -171,7 +207,6 @@ def _build(finished: Path, modules: Sequence[Module]) -> None:
     env = {
         **{name: str(folder) for name, folder in own.items()},
         **os.environ,
-        "CGO_ENABLED": "0",
         # -mod=mod: go.sum gets the sums of what is checked by the database.
         "GOFLAGS": "-mod=mod -modcacherw -trimpath -buildvcs=false",
         "GOWORK": "off",
@@ -182,26 +217,47 @@ def _build(finished: Path, modules: Sequence[Module]) -> None:
         for module in modules:
             source = Path(name, *module.path.split("/"))
             source.mkdir(parents=True)
-            _write_go_mod(module, source, env)
+            downloaded = _write_go_mod(module, source, env)
+            _change(module, downloaded, source, env)
             _log(f"building {' '.join(module.commands)} {module.version}")
             stamps = " ".join(f"-X {name}={value}" for name, value in module.stamps.items())
-            commands = [f"{module.path}/cmd/{command}" for command in module.commands]
+            packages = [f"{module.path}/{path}".rstrip("/") for path in module.commands.values()]
             options = ["-tags", module.tags, "-ldflags", f"-s -w {stamps}", "-o", f"{programs}/"]
-            _go(["build", *options, *commands], source, env)
+            c = {"CGO_ENABLED": "1" if module.has_c else "0"}
+            _go(["build", *options, *packages], source, {**env, **c})
+            for command, package in zip(module.commands, packages, strict=True):
+                (programs / package.rpartition("/")[2]).rename(programs / command)
         programs.rename(finished)
     for folder in own.values():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_go_mod(module: Module, into: Path, env: Mapping[str, str]) -> None:
+def _change(module: Module, downloaded: Path, into: Path, env: Mapping[str, str]) -> None:
+    """Let a copy of the module be built, with our change."""
+    if not module.change:
+        return
+    file, before, after = module.change
+    shutil.copytree(downloaded, into / "changed")
+    changed = into / "changed" / file
+    text = changed.read_text()
+    if before not in text:
+        raise ClusterFailed(f"{file} of {module.path} {module.version} is not what we change")
+    changed.write_text(text.replace(before, after))
+    _go(["mod", "edit", f"-replace={module.path}=./changed"], into, env)
+
+
+def _write_go_mod(module: Module, into: Path, env: Mapping[str, str]) -> Path:
     """Write the go.mod and go.sum of a module that depends on `module`, and on what it does.
 
-    In the repository of Kubernetes, its parts are folders. They are also published, as modules.
+    Returns the folder with its source. In the repository of Kubernetes, its parts are folders. They
+    are also published, as modules.
     """
     (into / "go.mod").write_text("module cluster\n")
     downloaded = json.loads(
         _go(["mod", "download", "-json", f"{module.path}@{module.version}"], into, env)
     )
+    if (downloaded["Sum"], downloaded["GoModSum"]) != module.sums:
+        raise ClusterFailed(f"{module.path} {module.version} is not the one that was reviewed")
     described = json.loads(_go(["mod", "edit", "-json", downloaded["GoMod"]], into, env))
     parts = {entry["Old"]["Path"] for entry in described.get("Replace") or ()}
     needed = {entry["Path"]: entry["Version"] for entry in described["Require"]}
@@ -223,6 +279,7 @@ def _write_go_mod(module: Module, into: Path, env: Mapping[str, str]) -> None:
         f"{module.path} {module.version}/go.mod {of_go_mod}\n"
     )
     (into / "go.sum").write_text(own + Path(downloaded["Dir"], "go.sum").read_text())
+    return Path(downloaded["Dir"])
 
 
 def _go(argv: list[str], folder: Path, env: Mapping[str, str]) -> str:
