@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from benchmarks.cluster import Cluster
+from must_work import need
 
 from cluster_of_tests import ask
 from docker_of_tests import BUSYBOX, DEBIAN
@@ -505,6 +508,99 @@ def test_a_program_of_a_box_cannot_pose_as_a_relay(boxes: Boxes) -> None:
     with_backend(boxes, work)
 
 
+@pytest.fixture
+def gvisor(boxes: Boxes) -> Iterator[str]:
+    """The name of a RuntimeClass that is gVisor."""
+    if not shutil.which("runsc"):
+        need("runsc", "gVisor is not installed (Debian: runsc)")
+    body = runtime_class(f"gvisor-{boxes.namespace}")
+    with removed(boxes, RUNTIMES, body):
+        yield f"gvisor-{boxes.namespace}"
+
+
+def test_in_gvisor_a_box_has_another_kernel_and_the_grade_says_so(
+    boxes: Boxes, gvisor: str
+) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, replace(PYTHON, runtime=gvisor)) as (made, link):
+            assert (made.isolation, made.runtime) == ("gvisor", gvisor)
+            _, kernel = await sh(link, "uname -r")
+            assert kernel.decode().strip() != os.uname().release
+            await check_door(link)
+
+    with_backend(boxes, work)
+
+
+@pytest.mark.usefixtures("settings_of_users")
+def test_who_asks_for_gvisor_gets_it_or_no_box(gvisor: str) -> None:
+    wanted = {"backend": "kubernetes", "image": PYTHON.image, "min_isolation": "gvisor"}
+    with Sandbox.create(**wanted, runtime=gvisor) as made:
+        assert made.info.isolation == "gvisor"
+        assert made.run_code("6 * 7").text == "42"
+    with pytest.raises(BackendUnavailable, match="name of a RuntimeClass"):
+        Sandbox.create(**wanted)
+
+
+# --- user namespaces ------------------------------------------------------------------------------
+
+
+def ids_on_the_node(boxes: Boxes) -> str:
+    """The user ids of the guest of the only box, as its node sees them."""
+    (found,) = boxes.pods()
+    (status,) = found["status"]["containerStatuses"]
+    group = status["containerID"].removeprefix("containerd://")
+    (procs,) = Path("/sys/fs/cgroup").glob(f"memory/**/{group}/cgroup.procs")
+    pid = procs.read_text().split()[0]
+    return Path(f"/proc/{pid}/status").read_text().partition("\nUid:\t")[2].partition("\n")[0]
+
+
+def test_where_the_node_can_no_user_of_a_box_is_one_of_the_node(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, PYTHON) as (made, link):
+            assert not [said for said in made.degraded if said.startswith("user namespaces")]
+            assert await sh(link, "id -u; id -un; cat /proc/self/uid_map | wc -l") == (
+                0,
+                b"1000\nuser\n1\n",
+            )
+            (on_node,) = set((await asyncio.to_thread(ids_on_the_node, boxes)).split())
+            assert int(on_node) >= 65_536
+            # All folders of a box are its user's there, too.
+            assert (await sh(link, "touch /workspace/x /tmp/x ~/x /run/x /dev/shm/x"))[0] == 0
+            await check_door(link)
+
+    with_backend(boxes, work)
+    with_backend(boxes, work, bundle="copy")
+
+
+@pytest.mark.parametrize(
+    ("more", "change", "why"),
+    [
+        ({"user_namespaces": "off"}, {}, "kubernetes.user_namespaces is off"),
+        ({}, {"user": "70000"}, "they have no uid 70000"),
+    ],
+)
+def test_a_box_without_a_namespace_of_users_says_why(
+    boxes: Boxes, more: dict[str, str], change: dict[str, str], why: str
+) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, replace(SMALL, **change)) as (made, link):
+            (said,) = (said for said in made.degraded if said.startswith("user namespaces"))
+            assert why in said
+            assert await sh(link, "cat /proc/self/uid_map | tr -s ' '") == (0, b" 0 0 4294967295\n")
+
+    with_backend(boxes, work, **more)
+
+
+def test_root_of_a_box_is_nobody_on_its_node(boxes: Boxes) -> None:
+    async def work(backend: KubernetesBackend) -> None:
+        async with running(backend, replace(SMALL, user="0", relax=("user",))) as (_, link):
+            assert await sh(link, "id -u") == (0, b"0\n")
+            assert int((await asyncio.to_thread(ids_on_the_node, boxes)).split()[0]) >= 65_536
+
+    with admitting(boxes, "baseline"):
+        with_backend(boxes, work)
+
+
 @pytest.mark.usefixtures("settings_of_users")
 def test_hutch_run_and_doctor_name_the_backend(boxes: Boxes) -> None:
     def hutch(*words: str) -> subprocess.CompletedProcess[str]:
@@ -563,7 +659,7 @@ def test_the_doctor_says_what_else_it_found(boxes: Boxes) -> None:
     layers = {layer.name: layer for layer in report.layers}
     assert f"sandboxed-{boxes.namespace} (handler runsc): grade gvisor" in layers["runtimes"].why
     assert layers["box"].why.endswith("an init container that copies it")
-    for name in ("PodSecurity", "sizes", "lack of memory"):
+    for name in ("PodSecurity", "sizes", "lack of memory", "user namespaces"):
         assert layers[name].status is Status.ACTIVE, layers[name]
 
 

@@ -227,7 +227,9 @@ def check_grade(backend: str, wanted: Grade, given: Grade) -> None:
     """Raises BackendUnavailable if the isolation is weaker than requested."""
     if GRADES.index(given) < GRADES.index(wanted):
         how = "`hutch doctor` says what is missing"
-        if wanted in RUNTIMES:
+        if backend == "kubernetes":
+            how = "with the name of a RuntimeClass as `runtime`, boxes have its grade"
+        elif wanted in RUNTIMES:
             how = f"backend docker with runtime {RUNTIMES[wanted]} gives it, if the engine has that"
         raise BackendUnavailable(
             f"isolation {wanted!r} was requested, and the {backend} backend gives {given!r}: {how}"
