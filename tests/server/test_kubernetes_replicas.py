@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -55,6 +57,13 @@ def connected(id: str, daemon: Daemon) -> Sandbox:
 
 def created(daemon: Daemon) -> Sandbox:
     return Sandbox.create(url=daemon.url, api_key=KEY, ttl=900, memory="192m")
+
+
+def status_of(id: str, daemon: Daemon) -> str:
+    """Asking for it does not count as use."""
+    request = Request(f"{daemon.url}/v1/sessions/{id}", headers={"Authorization": f"Bearer {KEY}"})
+    with urlopen(request) as answer:
+        return str(json.load(answer)["status"])
 
 
 def patiently(box: Sandbox, command: str) -> str:
@@ -108,6 +117,18 @@ def test_a_session_goes_on_at_any_server_whatever_happens_to_the_one_that_had_it
     with pytest.raises(SessionEnded):
         connected(box.id, a).shell.run("true")
     print(f"taken over in {took:.2f} s")
+
+
+def test_what_nobody_asks_for_ends_in_time_though_its_server_is_gone(
+    three: list[Daemon], boxes: Boxes
+) -> None:
+    a, b, _ = three
+    box = Sandbox.create(url=a.url, api_key=KEY, ttl=900, idle=8, memory="192m")
+    a.crash()
+
+    assert status_of(box.id, b) == "running"
+    assert wait_for(lambda: status_of(box.id, b) == "expired", 120), status_of(box.id, b)
+    assert wait_for(lambda: not boxes.pods(), 60)
 
 
 def test_twenty_clients_lose_no_session_while_servers_are_killed(

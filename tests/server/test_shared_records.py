@@ -23,6 +23,7 @@ from hutch.backends.kubernetes.records import MAX_TEXT, ClusterRecords
 from hutch.errors import Conflict, InvalidRequest, NoSession
 from hutch.server.shared_store import SharedStore
 from hutch.server.store import HeldElsewhere, SessionRecord
+from hutch.server.workspaces import WorkspaceName, Workspaces
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
 
@@ -171,6 +172,16 @@ def test_a_store_knows_what_another_one_wrote_and_what_was_there_before(
                 ]
                 assert await b.quotas() == {"ada": Quota(sessions=4)}
                 assert await b.get_workspace("ada", "docs") == await a.get_workspace("ada", "docs")
+                use = {"exclusive": True}
+                await a.insert(replace(record("s3", workspace_id="docs"), request=use))
+                await until(lambda: b.workspace_users("ada", "docs") == {"s3": True})
+                uses = Workspaces(tmp_path / "workspaces", b)
+                assert uses.in_use("ada", "docs") == ("s3",)
+                for name in ("s4", "s5"):
+                    with pytest.raises(Conflict, match="session s3 has exclusive use"):
+                        uses._claim(WorkspaceName("ada", "docs"), name, exclusive=False)
+                await a.update("s3", status="destroyed")
+                await until(lambda: not b.workspace_users("ada", "docs"))
                 assert await b.mark_workspace("ada", "docs")
                 assert not await b.mark_workspace("ada", "docs")
                 assert await b.revoke_key("k1", 9.0) and not await b.revoke_key("k1", 9.0)

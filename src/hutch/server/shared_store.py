@@ -67,6 +67,12 @@ class _Session(msgspec.Struct):
     row: dict[str, str | float | None]
 
 
+class _Use(msgspec.Struct):
+    """What a request says about its workspace."""
+
+    exclusive: bool = False
+
+
 class _Key(msgspec.Struct):
     key: Key
     digest: str  # in hex
@@ -92,6 +98,7 @@ class SharedStore(Store):
         self._versions: dict[tuple[str, str], int] = {}  # of the index, by kind and key
         self._holders: dict[str, str] = {}  # of all sessions
         self._live: dict[str, BoxInfo] = {}  # sessions that have not ended
+        self._exclusive: set[str] = set()  # those of them that use a workspace alone
         self._purged: set[str] = set()  # ids of sessions whose records are gone
         self._keys_used: dict[str, float] = {}  # as it is in their records
         self._listed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -195,11 +202,15 @@ class SharedStore(Store):
             self._live.pop(record.key, None)
             self._purged.add(record.key)
             return
-        info = _info.decode(str(_session(record).row["info"]))
+        row = _session(record).row
+        info = _info.decode(str(row["info"]))
         if info.status in ENDED:
             self._live.pop(info.id, None)
-        else:
-            self._live[info.id] = info
+            self._exclusive.discard(info.id)
+            return
+        self._live[info.id] = info
+        if msgspec.json.decode(str(row["request"]), type=_Use).exclusive:
+            self._exclusive.add(info.id)
 
     def _tell(self, record: SharedRecord, *, is_gone: bool) -> None:
         if record.kind == "key":
@@ -253,6 +264,10 @@ class SharedStore(Store):
             for id, info in self._live.items()
             if owner in (None, info.owner) and self._holders.get(id) != self.me
         ]
+
+    def workspace_users(self, owner: str, id: str) -> dict[str, bool]:
+        others = self.held_by_others(owner)
+        return {info.id: info.id in self._exclusive for info in others if info.workspace_id == id}
 
     def is_live(self, id: str) -> bool:
         return id in self._live

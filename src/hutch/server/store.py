@@ -329,6 +329,10 @@ class Store:
         """The sessions that have not ended and that other servers have, of one owner or of all."""
         return []
 
+    def workspace_users(self, owner: str, id: str) -> dict[str, bool]:
+        """The sessions of other servers that use a workspace, and whether each does so alone."""
+        return {}
+
     def is_live(self, id: str) -> bool:
         """Whether another server has it, and it has not ended."""
         return False

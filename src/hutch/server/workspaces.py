@@ -284,8 +284,9 @@ class Workspaces:
                     del self._uses[name]
 
     def in_use(self, owner: str, id: str) -> tuple[str, ...]:
-        """The sessions that use it."""
-        return tuple(self._uses.get(WorkspaceName(owner, id), ()))
+        """The sessions that use it, also those of other servers."""
+        here = self._uses.get(WorkspaceName(owner, id), {})
+        return tuple({**here, **self._store.workspace_users(owner, id)})
 
     # --- sizes and quotas ---------------------------------------------------------------
 
@@ -370,7 +371,8 @@ class Workspaces:
     def _claim(self, name: WorkspaceName, session: str, exclusive: bool) -> None:
         if name in self._removing:
             raise _is_being_removed(name)
-        others = {s: alone for s, alone in self._uses.get(name, {}).items() if s != session}
+        uses = {**self._store.workspace_users(*name), **self._uses.get(name, {})}
+        others = {s: alone for s, alone in uses.items() if s != session}
         if alone := [s for s, alone in others.items() if alone]:
             raise Conflict(
                 f"session {alone[0]} has exclusive use of workspace {name.id}: close it first, or "
