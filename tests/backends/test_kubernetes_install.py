@@ -75,6 +75,22 @@ def test_the_roles_allow_what_the_backend_asks_for_and_nothing_else() -> None:
     assert {verb for verb, _, _ in rights(over_all)} <= {"get", "list"}
 
 
+def test_servers_that_share_have_an_address_a_volume_and_the_rights_for_it() -> None:
+    objects = printed("--replicas", "3", "--storage", "1Gi")
+    assert not of_kind(objects, "Deployment") and not of_kind(objects, "PersistentVolumeClaim")
+    [several] = of_kind(objects, "StatefulSet")
+    [claim] = several["spec"]["volumeClaimTemplates"]
+    assert several["spec"]["replicas"] == 3 and claim["metadata"]["name"] == "data"
+    [container] = several["spec"]["template"]["spec"]["containers"]
+    names = [entry["name"] for entry in container["env"]]
+    # A cluster replaces only what stands before.
+    assert names.index("POD_IP") < names.index("HUTCH_KUBERNETES_REPLICA_URL")
+    [role] = of_kind(objects, "Role")
+    assert set(doctor.SHARING) <= set(rights(role))
+    [role] = of_kind(printed(), "Role")
+    assert not set(doctor.SHARING) & set(rights(role))
+
+
 def test_boxes_get_the_policies_that_the_backend_would_make() -> None:
     found = of_kind(printed(), "NetworkPolicy")
     for policy in found:
@@ -137,6 +153,7 @@ def test_a_namespace_is_a_label(option: str, name: str) -> None:
         ("--image", IMAGE, "--storage", "lots"),
         ("--image", IMAGE, "--storage-class", "a b"),
         ("--image", IMAGE, "--boxes", "0"),
+        ("--image", IMAGE, "--replicas", "0"),
         ("--image", IMAGE, "--boxes", "many"),
         ("--image", IMAGE, "--namespace", "same", "--boxes-namespace", "same"),
         ("--image", IMAGE, "--set", "drain_seconds"),

@@ -26,13 +26,14 @@ SECONDS = 120
 CHOICES: list[tuple[list[str], dict[str, object]]] = [
     ([], {}),
     (
-        ["--namespace", "tools", "--boxes-namespace", "b", "--boxes", "7", "--runtime", "gvisor",
-         "--runtime-image", SMALL, "--host", "a.example.org", "--host", "b.example.org",
-         "--storage", "3Ti", "--storage-class", "fast.ssd", "--set", "drain_seconds=59.5",
-         "--set", "pool.images=python:3.13-slim=4", "--set", "pool.enabled=true",
-         "--set", "default_image=python:3.13-slim"],
+        ["--namespace", "tools", "--boxes-namespace", "b", "--boxes", "7", "--replicas", "3",
+         "--runtime", "gvisor", "--runtime-image", SMALL, "--host", "a.example.org",
+         "--host", "b.example.org", "--storage", "3Ti", "--storage-class", "fast.ssd",
+         "--set", "drain_seconds=59.5", "--set", "pool.images=python:3.13-slim=4",
+         "--set", "pool.enabled=true", "--set", "default_image=python:3.13-slim"],
         {
             "boxes": {"namespace": "b", "max": 7},
+            "replicas": 3,
             "runtime": "gvisor",
             "runtimeImage": SMALL,
             "hosts": ["a.example.org", "b.example.org"],
@@ -111,7 +112,8 @@ def test_namespaces_are_left_to_others_if_that_is_asked(helm: Path, tmp_path: Pa
         ({"settings": {"api_key": "nonsense-key"}}, "api_key"),
         ({"settings": {"a\nb": "c"}}, "propertyName"),
         ({"settings": {"drain_seconds": 5}}, "drain_seconds"),
-        ({"replicas": 2}, "replicas"),
+        ({"replicas": 0}, "replicas"),
+        ({"replica": 2}, "replica"),
     ],
 )
 def test_values_are_checked_before_they_are_used(

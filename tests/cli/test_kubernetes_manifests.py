@@ -40,6 +40,11 @@ class Installed:
     boxes: str
     images: tuple[str, str]
     folder: Path
+    replicas: int = 1
+
+    @property
+    def workload(self) -> str:
+        return "deployment/hutch" if self.replicas == 1 else "statefulset/hutch"
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -68,10 +73,11 @@ class Installed:
             sys.executable, "-m", "hutch", "kubernetes", "manifests", "--image", image,
             "--namespace", self.namespace, "--boxes-namespace", self.boxes,
             "--storage-class", self.namespace, "--set", "pool.enabled=false",
+            "--replicas", str(self.replicas),
         )  # fmt: skip
 
     def roll_out(self) -> None:
-        self.kubectl("rollout", "status", "deployment/hutch", f"--timeout={SECONDS - 10}s")
+        self.kubectl("rollout", "status", self.workload, f"--timeout={SECONDS - 10}s")
 
     def key(self) -> str:
         path = "jsonpath={.data.api-key}"
@@ -79,9 +85,9 @@ class Installed:
         return self.run("base64", "-d", input=encoded)
 
     @contextlib.contextmanager
-    def reached(self) -> Iterator[str]:
-        """The url of the server, through its Service."""
-        argv = ["kubectl", "--namespace", self.namespace, "port-forward", "service/hutch", ":http"]
+    def reached(self, at: str = "service/hutch") -> Iterator[str]:
+        """The url of the server, through its Service, or of one Pod."""
+        argv = ["kubectl", "--namespace", self.namespace, "port-forward", at, ":http"]
         with subprocess.Popen(
             argv, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as forward:
@@ -135,40 +141,64 @@ def images(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     subprocess.run(cluster.inside([*ctr, *names]), capture_output=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def installed(
-    cluster: Cluster, images: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+@contextlib.contextmanager
+def installation(
+    cluster: Cluster, images: tuple[str, str], folder: Path, replicas: int = 1
 ) -> Iterator[Installed]:
     """Installed as the guide says. The cluster has no storage but what is made here."""
-    folder = tmp_path_factory.mktemp("installed")
     name = f"hutch-{secrets.token_hex(4)}"
-    made = Installed(cluster, name, f"{name}-boxes", images, folder)
-    (folder / "data").mkdir()
-    claim = {"kind": "PersistentVolumeClaim", "name": "hutch", "namespace": name}
+    made = Installed(cluster, name, f"{name}-boxes", images, folder, replicas)
+    claims = ["hutch"] if replicas == 1 else [f"data-hutch-{n}" for n in range(replicas)]
+    manifests = made.manifests(images[0])
+    with contextlib.ExitStack() as stack:
+        for claim in claims:
+            stack.enter_context(volume(made, claim))
+        try:
+            made.run("kubectl", "apply", "--validate=strict", "--filename=-", input=manifests)
+            commands = [line[4:] for line in manifests.splitlines() if line.startswith("#   ")]
+            made.run("sh", "-c", "\n".join(commands))
+            made.roll_out()
+            yield made
+        finally:
+            made.run("kubectl", "delete", "--ignore-not-found", "--filename=-", input=manifests)
+
+
+@contextlib.contextmanager
+def volume(made: Installed, claim: str) -> Iterator[None]:
+    """A volume on the node for one claim."""
+    folder = made.folder / claim
+    folder.mkdir()
+    name = f"{made.namespace}-{claim}"
     node = {"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}
-    volume = {
+    body = {
         "metadata": {"name": name},
         "spec": {
             "capacity": {"storage": "10Gi"},
             "accessModes": ["ReadWriteOnce"],
             "persistentVolumeReclaimPolicy": "Retain",
-            "storageClassName": name,
-            "claimRef": claim,
-            "local": {"path": str(folder / "data")},
+            "storageClassName": made.namespace,
+            "claimRef": {
+                "kind": "PersistentVolumeClaim",
+                "name": claim,
+                "namespace": made.namespace,
+            },
+            "local": {"path": str(folder)},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}},
         },
     }
-    ask(cluster, "POST", PERSISTENT, volume)
-    manifests = made.manifests(images[0])
+    ask(made.cluster, "POST", PERSISTENT, body)
     try:
-        made.run("kubectl", "apply", "--validate=strict", "--filename=-", input=manifests)
-        commands = [line[4:] for line in manifests.splitlines() if line.startswith("#   ")]
-        made.run("sh", "-c", "\n".join(commands))
-        made.roll_out()
-        yield made
+        yield
     finally:
-        made.run("kubectl", "delete", "--ignore-not-found", "--filename=-", input=manifests)
-        ask(cluster, "DELETE", f"{PERSISTENT}/{name}")
+        ask(made.cluster, "DELETE", f"{PERSISTENT}/{name}")
+
+
+@pytest.fixture(scope="module")
+def installed(
+    cluster: Cluster, images: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
+    with installation(cluster, images, tmp_path_factory.mktemp("installed")) as made:
+        yield made
 
 
 def test_a_client_with_the_key_has_a_sandbox_that_ends(installed: Installed) -> None:
@@ -246,7 +276,7 @@ def test_a_role_that_lacks_a_verb_is_told_to_the_client(installed: Installed) ->
 def second_claim(installed: Installed) -> Iterator[str]:
     """A claim of boxes on what the server has, as two volumes of one share would be."""
     claims = f"/api/v1/namespaces/{installed.boxes}/persistentvolumeclaims"
-    volume = ask(installed.cluster, "GET", f"{PERSISTENT}/{installed.namespace}")
+    volume = ask(installed.cluster, "GET", f"{PERSISTENT}/{installed.namespace}-hutch")
     name = f"{installed.namespace}-again"
     kept = ("capacity", "accessModes", "persistentVolumeReclaimPolicy", "local", "nodeAffinity")
     spec = {field: volume["spec"][field] for field in kept}
@@ -286,7 +316,7 @@ def test_boxes_have_workspaces_on_a_volume_that_both_namespaces_have(installed: 
             thesis = Workspace("thesis", url=url, api_key=key)
             assert thesis.files.read("sub/file") == "x\n" and (thesis.info().size or 0) > 0
             thesis.remove()
-            assert not list((installed.folder / "data/hutch/workspaces").glob("*/thesis"))
+            assert not list((installed.folder / "hutch/hutch/workspaces").glob("*/thesis"))
             installed.kubectl(*set_env, *(f"{name}-" for name in names))
         installed.roll_out()
         assert wait_for(lambda: not installed.pods(), SECONDS)
@@ -331,3 +361,31 @@ def test_nothing_is_left_of_what_is_deleted(installed: Installed) -> None:
     installed.run("kubectl", "delete", "--filename=-", input=manifests)
     for name in (installed.namespace, installed.boxes):
         assert installed.cluster.request("GET", f"/api/v1/namespaces/{name}")[0] == 404
+
+
+def test_servers_share_a_session_and_one_may_go_at_any_time(
+    cluster: Cluster, images: tuple[str, str], tmp_path: Path
+) -> None:
+    with installation(cluster, images, tmp_path, replicas=2) as made:
+        key = made.key()
+        with made.reached("pod/hutch-0") as url:
+            box = Sandbox.create(url=url, api_key=key, image=f"{BUSYBOX}:latest", ttl=1200)
+            box.shell.run("cd /tmp; STATE=kept")
+
+        def check_it_goes_on(server: str) -> None:
+            with made.reached(f"pod/{server}") as url:
+                again = Sandbox.connect(box.id, url=url, api_key=key)
+                assert again.shell.run("echo $STATE $PWD").stdout == "kept /tmp\n"
+
+        check_it_goes_on("hutch-1")  # which asks the other one
+        made.kubectl("delete", "pod", "hutch-0", "--grace-period=1", "--wait=false")
+        check_it_goes_on("hutch-1")
+        made.roll_out()
+        check_it_goes_on("hutch-0")
+        made.run("kubectl", "apply", "--filename=-", input=made.manifests(images[1]))
+        made.roll_out()
+        check_it_goes_on("hutch-0")
+        assert len(made.pods()) == 1
+        with made.reached("pod/hutch-1") as url:
+            Sandbox.connect(box.id, url=url, api_key=key).close()
+        assert wait_for(lambda: not made.pods(), SECONDS)

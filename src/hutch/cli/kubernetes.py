@@ -34,6 +34,7 @@ DECIDED = {
     "kubernetes.context": "it is the cluster that the server is in",
     "kubernetes.namespace": "use --boxes-namespace",
     "kubernetes.runtime_image": "use --runtime-image",
+    "kubernetes.replica_url": "use --replicas",
 }
 HEAD = """\
 # Hutch {version}: a server, and a namespace for its boxes. Made by `{command}`.
@@ -51,9 +52,10 @@ def build_parser() -> Parser:
         "hutch kubernetes image [--server] FILE [NAME]\n"
         "       hutch kubernetes manifests --image IMAGE [--runtime-image IMAGE]\n"
         "                                  [--namespace NAME] [--boxes-namespace NAME]\n"
-        "                                  [--boxes COUNT] [--runtime NAME]\n"
-        "                                  [--host NAME...] [--storage SIZE]\n"
-        "                                  [--storage-class NAME] [--set KEY=VALUE...]",
+        "                                  [--boxes COUNT] [--replicas COUNT]\n"
+        "                                  [--runtime NAME] [--host NAME...]\n"
+        "                                  [--storage SIZE] [--storage-class NAME]\n"
+        "                                  [--set KEY=VALUE...]",
         "Prepare a cluster for boxes, and for a server that makes them.\n"
         "\n"
         "  image      write an image with what runs in every box, our Python and guest;\n"
@@ -88,6 +90,12 @@ def build_parser() -> Parser:
         "--boxes", type=int, metavar="COUNT", help="the most at once (default: 100)"
     )
     parser.add_argument(
+        "--replicas",
+        type=int,
+        metavar="COUNT",
+        help="servers, which share their sessions (default: 1, which keeps them itself)",
+    )
+    parser.add_argument(
         "--runtime", metavar="NAME", help="a RuntimeClass for all boxes, such as gvisor"
     )
     parser.add_argument(
@@ -97,7 +105,7 @@ def build_parser() -> Parser:
         help="a name by which clients call the server, such as that of an ingress; may be repeated",
     )
     parser.add_argument(
-        "--storage", metavar="SIZE", help="of the volume with the server's data (default: 10Gi)"
+        "--storage", metavar="SIZE", help="of the volume with a server's data (default: 10Gi)"
     )
     parser.add_argument(
         "--storage-class", metavar="NAME", help="of that volume (default: the cluster's)"
@@ -170,8 +178,8 @@ def _installation(args: argparse.Namespace) -> Installation:
     found = load(Path("/"), file=NO_FILE, env=variables).settings
     chosen = {
         name: getattr(args, name)
-        for name in ("image", "runtime_image", "namespace", "boxes_namespace", "boxes", "runtime",
-                     "storage", "storage_class")
+        for name in ("image", "runtime_image", "namespace", "boxes_namespace", "boxes",
+                     "replicas", "runtime", "storage", "storage_class")
         if getattr(args, name) is not None
     }  # fmt: skip
     return Installation(

@@ -9,3 +9,14 @@ name: hutch
 namespace: {{ . | quote }}
 labels: {{- include "hutch.labels" . | nindent 2 }}
 {{- end }}
+
+{{- /* What a volume with a data folder has to be. */}}
+{{- define "hutch.claim" -}}
+accessModes: [ReadWriteOnce]
+resources:
+  requests:
+    storage: {{ .Values.storage.size | quote }}
+{{- with .Values.storage.class }}
+storageClassName: {{ . | quote }}
+{{- end }}
+{{- end }}

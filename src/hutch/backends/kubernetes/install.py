@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hutch.errors import InvalidRequest
 
 from .address import NAMESPACE
-from .doctor import NEEDED, WANTED, WANTED_EVERYWHERE, WANTED_FOR_ERRORS
+from .doctor import NEEDED, SHARING, WANTED, WANTED_EVERYWHERE, WANTED_FOR_ERRORS
 from .pod import IMAGE, RUNTIME, literal, policies
 
 NAME = "hutch"  # of the objects; what may be there twice in a cluster has the namespace in it, too
@@ -39,7 +39,8 @@ class Installation:
     """What somebody chooses. Raises InvalidRequest for what a cluster would not take.
 
     `settings`: more of the server's, as variables; the caller checks them. `drain`: seconds that
-    the server waits for running requests when it is stopped.
+    the server waits for running requests when it is stopped. `replicas`: servers; more than one
+    keep what they share in the namespace of the boxes, and have a volume each.
     """
 
     image: str
@@ -51,6 +52,7 @@ class Installation:
     hosts: tuple[str, ...] = ()  # names that clients use, beside those of the Service
     storage: str = "10Gi"
     storage_class: str = ""  # empty: the cluster's default
+    replicas: int = 1
     drain: float = 10.0
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,6 +76,8 @@ class Installation:
             )
         if not 0 < self.boxes <= 1_000_000:
             raise InvalidRequest(f"boxes: from 1 to 1000000, not {self.boxes}")
+        if not 0 < self.replicas <= 100:
+            raise InvalidRequest(f"replicas: from 1 to 100, not {self.replicas}")
 
     def objects(self) -> list[Object]:
         """All of them, in an order in which they can be made."""
@@ -84,8 +88,7 @@ class Installation:
             self._quota(),
             self._defaults(),
             *(_of(policy, self.boxes_namespace) for policy in policies().values()),
-            self._volume(),
-            self._deployment(),
+            *([self._deployment(), self._volume()] if self.replicas == 1 else [self._set()]),
             self._service(),
             self._disruptions(),
         ]
@@ -106,7 +109,12 @@ class Installation:
             _object("v1", "ServiceAccount", self.namespace),
             {
                 **_object(RBAC, "Role", self.boxes_namespace),
-                "rules": _rules(*NEEDED, *WANTED, *WANTED_FOR_ERRORS),
+                "rules": _rules(
+                    *NEEDED,
+                    *WANTED,
+                    *WANTED_FOR_ERRORS,
+                    *(SHARING if self.replicas > 1 else ()),
+                ),
             },
             {
                 **_object(RBAC, "RoleBinding", self.boxes_namespace),
@@ -154,16 +162,22 @@ class Installation:
             "spec": {"limits": [limits]},
         }
 
-    def _volume(self) -> Object:
+    def _claim(self) -> Object:
+        """What a volume with a data folder has to be."""
         spec: Object = {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": self.storage}},
         }
         if self.storage_class:
             spec["storageClassName"] = self.storage_class
-        return {**_object("v1", "PersistentVolumeClaim", self.namespace), "spec": spec}
+        return spec
+
+    def _volume(self) -> Object:
+        claim = _object("v1", "PersistentVolumeClaim", self.namespace)
+        return {**claim, "spec": self._claim()}
 
     def _deployment(self) -> Object:
+        volume: Object = {"name": "data", "persistentVolumeClaim": {"claimName": NAME}}
         return {
             **_object("apps/v1", "Deployment", self.namespace),
             "spec": {
@@ -171,21 +185,39 @@ class Installation:
                 "replicas": 1,
                 "strategy": {"type": "Recreate"},
                 "selector": {"matchLabels": SELECTOR},
-                "template": {
-                    "metadata": {
-                        "labels": LABELS,
-                        "annotations": {
-                            "prometheus.io/scrape": "true",
-                            "prometheus.io/port": str(PORT),
-                            "prometheus.io/path": "/metrics",
-                        },
-                    },
-                    "spec": self._pod(),
-                },
+                "template": self._template(volume),
             },
         }
 
-    def _pod(self) -> Object:
+    def _set(self) -> Object:
+        """Several servers. Sessions that sleep are in the data folder of the one that had them."""
+        return {
+            **_object("apps/v1", "StatefulSet", self.namespace),
+            "spec": {
+                "replicas": self.replicas,
+                "serviceName": NAME,
+                # One after another would wait forever for one that does not start.
+                "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": SELECTOR},
+                "template": self._template(),
+                "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": self._claim()}],
+            },
+        }
+
+    def _template(self, *volumes: Object) -> Object:
+        return {
+            "metadata": {
+                "labels": LABELS,
+                "annotations": {
+                    "prometheus.io/scrape": "true",
+                    "prometheus.io/port": str(PORT),
+                    "prometheus.io/path": "/metrics",
+                },
+            },
+            "spec": self._pod(*volumes),
+        }
+
+    def _pod(self, *volumes: Object) -> Object:
         return {
             "serviceAccountName": NAME,
             # Otherwise there would be a variable HUTCH_PORT, for the Service is named so.
@@ -226,10 +258,7 @@ class Installation:
                     ],
                 }
             ],
-            "volumes": [
-                {"name": "data", "persistentVolumeClaim": {"claimName": NAME}},
-                {"name": "tmp", "emptyDir": {"sizeLimit": "512Mi"}},
-            ],
+            "volumes": [*volumes, {"name": "tmp", "emptyDir": {"sizeLimit": "512Mi"}}],
         }
 
     def _env(self) -> list[Object]:
@@ -250,6 +279,12 @@ class Installation:
         plain |= {name: literal(value) for name, value in self.settings.items()}
         key = {"name": SECRET, "key": SECRET_KEY}
         variables: list[Object] = [{"name": name, "value": plain[name]} for name in plain]
+        if self.replicas > 1:
+            own = {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}
+            variables += [
+                {"name": "POD_IP", "valueFrom": own},
+                {"name": "HUTCH_KUBERNETES_REPLICA_URL", "value": f"http://$(POD_IP):{PORT}"},
+            ]
         return [*variables, {"name": "HUTCH_API_KEY", "valueFrom": {"secretKeyRef": key}}]
 
     def _service(self) -> Object:
