@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from replicas_of_tests import MemoryRecords
 from services import in_loop
@@ -18,9 +20,9 @@ from cluster_of_tests import cluster as cluster
 from cluster_of_tests import namespace
 from hutch.backends.base import SharedChange, SharedRecord, SharedRecords
 from hutch.backends.kubernetes import address
-from hutch.backends.kubernetes.cluster import KubernetesCluster
+from hutch.backends.kubernetes.cluster import ApiAnswer, KubernetesCluster
 from hutch.backends.kubernetes.records import MAX_TEXT, ClusterRecords
-from hutch.errors import Conflict, InvalidRequest, NoSession
+from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NoSession, NoSpace
 from hutch.server.shared_store import SharedStore
 from hutch.server.store import HeldElsewhere, SessionRecord
 from hutch.server.workspaces import WorkspaceName, Workspaces
@@ -256,3 +258,110 @@ async def test_a_record_that_is_too_large_is_refused_before_it_is_sent() -> None
     records = ClusterRecords(KubernetesCluster.__new__(KubernetesCluster))
     with pytest.raises(InvalidRequest, match="too large"):
         await records.create("session", "s1", "x" * (MAX_TEXT + 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("session", '{"holder": "http://c#1", "row": {"id": "s0"}}'),
+        ("session", "{}"),
+        ("key", '{"key": {"id": "k", "owner": "o", "scope": "run", "prefix": ""}, "digest": "x"}'),
+        ("quota", "[]"),
+        ("workspace", '{"workspace": 1}'),
+    ],
+)
+@in_loop
+async def test_a_damaged_record_is_left_out_and_hides_none_of_the_others(
+    kind: str, text: str, tmp_path: Path
+) -> None:
+    records = MemoryRecords()
+    await records.create(kind, "damaged", text)
+    await records.create("key", "k1", key_text("k1"))
+    store = await SharedStore.join(folder(tmp_path, "a"), records, "http://a#1")
+    try:
+        assert [key.id for key, _ in await store.list_keys()] == ["k1"]
+        await records.create(kind, "another", text)
+        await records.create("quota", "ada", '{"sessions": 3}')
+        await until(lambda: ("quota", "ada") in store._versions)
+        assert await store.quotas() == {"ada": Quota(sessions=3)}
+    finally:
+        await store.close()
+
+
+@in_loop
+async def test_what_could_not_be_written_to_the_index_is_learned_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.server.shared_store.PAUSE", 0.01)
+    records = MemoryRecords()
+    known = await records.create("key", "k1", key_text("k1"))
+    store = await SharedStore.join(folder(tmp_path, "a"), records, "http://a#1")
+    try:
+        told: list[Key] = []
+        store.key_changed = lambda key, digest: told.append(key)
+        transact, failed = store._database._transact, asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def full(work: Callable[[sqlite3.Connection], object], durable: bool) -> object:
+            def until_the_last_step(db: sqlite3.Connection) -> object:
+                work(db)
+                loop.call_soon_threadsafe(failed.set)
+                raise NoSpace("the disk is full")
+
+            return transact(until_the_last_step, durable)
+
+        monkeypatch.setattr(store._database, "_transact", full)
+        await records.replace(known, key_text("k1", revoked_at=5.0))
+        await failed.wait()
+        monkeypatch.undo()
+        await until(lambda: told)
+        assert told[0].revoked_at == 5.0
+    finally:
+        await store.close()
+
+
+@in_loop
+async def test_a_key_whose_record_went_unseen_is_told_as_gone(tmp_path: Path) -> None:
+    records = MemoryRecords()
+    known = await records.create("key", "k1", key_text("k1"))
+    store = await SharedStore.join(folder(tmp_path, "a"), records, "http://a#1")
+    try:
+        told: list[tuple[str, bytes | None]] = []
+        store.key_changed = lambda key, digest: told.append((key.id, digest))
+        # As a list says it: all that is known is which one it was.
+        records._tell(SharedChange(replace(known, text=""), is_gone=True))
+        await until(lambda: told)
+        assert told == [("k1", None)] and not await store.list_keys()
+    finally:
+        await store.close()
+
+
+def key_text(id: str, revoked_at: float | None = None) -> str:
+    key = Key(id, "ada", "run", "p", revoked_at=revoked_at)
+    return msgspec.json.encode({"key": key, "digest": "00"}).decode()
+
+
+class EmptyCluster(KubernetesCluster):
+    """It has nothing any more, as of version 9."""
+
+    def __init__(self) -> None:
+        self.namespace = "boxes"
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, object] | None = None,
+        *,
+        verb: str,
+        what: str,
+    ) -> ApiAnswer:
+        return ApiAnswer(200, b'{"metadata": {"resourceVersion": "9"}, "items": []}')
+
+
+@in_loop
+async def test_what_is_gone_from_a_list_is_gone_whatever_version_was_seen_of_it() -> None:
+    changes: asyncio.Queue[SharedChange | BackendUnavailable | None] = asyncio.Queue()
+    known = {"hutch-key-1": SharedRecord("key", "k1", "", 5)}
+    await ClusterRecords(EmptyCluster())._list("secrets", known, changes)
+    assert changes.get_nowait() == SharedChange(SharedRecord("key", "k1", "", 9), is_gone=True)

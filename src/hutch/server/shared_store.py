@@ -60,6 +60,17 @@ KEY_USED = 300.0  # seconds between two records of when a key was last used
 log = logging.getLogger("hutch")
 
 
+# What writing a record to the index raises if it is not as we write them.
+DAMAGED = (
+    *(msgspec.DecodeError, KeyError, ValueError, OverflowError),
+    *(sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError),
+)
+
+
+class UnreadableRecord(ServerUnavailable):
+    """A record was damaged, or written by another version of Hutch."""
+
+
 class _Session(msgspec.Struct):
     """The text of a session's record: who holds it, and its row."""
 
@@ -165,27 +176,42 @@ class SharedStore(Store):
         try:
             if await self._index(record, is_gone=is_gone):
                 self._tell(record, is_gone=is_gone)
-        except msgspec.DecodeError as exc:
-            log.warning("cannot read %s %s: %s", record.kind, record.key, exc)
+        except UnreadableRecord as exc:
+            # Without it, for what comes after may be that a key was revoked.
+            log.warning("%s", exc)
 
     async def _index(self, record: SharedRecord, *, is_gone: bool = False) -> bool:
         """Take a record into the index. Returns whether it was newer than what is there."""
         place = (record.kind, record.key)
+        known = 0
 
         def work(db: sqlite3.Connection) -> bool:
+            nonlocal known
             known = self._versions.get(place, 0)
             if record.version < known or (record.version == known and not is_gone):
                 return False
-            put = _REMOVE[record.kind] if is_gone else _PUT.get(record.kind)
-            if put is not None:
+            put = _REMOVE[record.kind] if is_gone else _PUT[record.kind]
+            try:
                 put(db, record)
+            except DAMAGED as exc:
+                raise UnreadableRecord(
+                    f"{record.kind} {record.key:.100} cannot be read, and is left out: {exc!r:.300}"
+                ) from None
             self._versions[place] = record.version
             if record.kind == "session":
                 self._note_holder(record, is_gone=is_gone)
             return True
 
-        if record.kind not in _PUT or not await self._database.write(work):
+        if record.kind not in _PUT:
             return False
+        try:
+            if not await self._database.write(work):
+                return False
+        except HutchError:
+            # If it failed with its last step, the row is the one before: let it be written again.
+            if self._versions.get(place) == record.version != known:
+                self._versions[place] = known
+            raise
         if record.kind == "session":
             self._note_session(record, is_gone=is_gone)
         return True
@@ -214,8 +240,11 @@ class SharedStore(Store):
 
     def _tell(self, record: SharedRecord, *, is_gone: bool) -> None:
         if record.kind == "key":
+            if is_gone:  # its text may be, too
+                self.key_changed(Key(record.key, "", "read", ""), None)
+                return
             body = msgspec.json.decode(record.text, type=_Key)
-            self.key_changed(body.key, None if is_gone else bytes.fromhex(body.digest))
+            self.key_changed(body.key, bytes.fromhex(body.digest))
         elif is_gone:
             return
         elif record.kind == "session":
@@ -520,6 +549,7 @@ def _put_key(db: sqlite3.Connection, record: SharedRecord) -> None:
 
 
 def _put_quota(db: sqlite3.Connection, record: SharedRecord) -> None:
+    msgspec.json.decode(record.text, type=Quota)
     row = (record.key, record.text)
     db.execute("INSERT OR REPLACE INTO quotas (owner, quota) VALUES (?, ?)", row)
 

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
@@ -192,9 +193,13 @@ class ClusterRecords:
             if not page.metadata.continue_:
                 break
             more = f"&{urlencode({'continue': page.metadata.continue_})}"
+        version = page.metadata.resource_version
         for name in known.keys() - listed:
-            await changes.put(SharedChange(known.pop(name), is_gone=True))
-        return page.metadata.resource_version
+            gone = known.pop(name)
+            # It may have changed after we saw it last, and was gone by the version of this list.
+            seen = max(gone.version, int(version) if version.isdigit() else 0)
+            await changes.put(SharedChange(replace(gone, version=seen), is_gone=True))
+        return version
 
     async def _watch(
         self,
