@@ -14,6 +14,7 @@ from services import ALICE, BOB, in_loop
 from hutch import operations as op
 from hutch import serving
 from hutch.errors import (
+    BackendUnavailable,
     BoxError,
     HutchError,
     NotFound,
@@ -223,6 +224,25 @@ async def test_the_reaper_keeps_the_limits_of_sessions_whose_server_is_gone(
         await until(lambda: not b._store.is_live(brief.id))
         await until(lambda: not b._sessions._ending)
         assert (await b.perform(op.GetSession(brief.id), ADMIN)).status == "expired"
+
+
+@in_loop
+async def test_a_reaper_that_is_not_let_lead_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hutch.server.service.REAP", 0.01)
+    async with servers(tmp_path) as made:
+        asked = 0
+
+        async def refuse(name: str, who: str, seconds: int) -> bool:
+            nonlocal asked
+            asked += 1
+            raise BackendUnavailable("a Role has to allow the verb 'get' for leases")
+
+        monkeypatch.setattr(made.records, "lead", refuse)
+        await made.start("a")
+        await until(lambda: asked > 5)
+    assert caplog.text.count("a Role has to allow the verb 'get' for leases") == 1
 
 
 @in_loop

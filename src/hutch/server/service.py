@@ -654,11 +654,16 @@ class Service:
                 log.exception("housekeeping failed, and is tried again")
 
     async def _tick_replicas(self, replicas: Replicas) -> None:
+        said = ""
         while True:
             try:
                 await replicas.reap()
-            except HutchError:
-                pass  # the backend is away
+                said = ""
+            except HutchError as exc:
+                # Once: the backend may be away for a while, or a right be missing for good.
+                if str(exc) != said:
+                    said = str(exc)
+                    log.warning("sessions that no server has are not looked for now: %s", said)
             except Exception:
                 log.exception("looking for sessions that nobody has failed, and is tried again")
             await asyncio.sleep(REAP)
