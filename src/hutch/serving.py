@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .operations import Operation, SessionOperation, SessionStream, StreamOperation, route
-from .types import BoxInfo, Grade, Port, Stats
+from .types import BoxInfo, Grade, Port, Relaxation, Stats
 
 # A session's id that begins so means the files of a workspace: "workspace/NAME" is the caller's,
 # "workspace/OWNER/NAME" that of another owner.
@@ -190,6 +190,7 @@ class ServerInfo:
     images: tuple[str, ...]
     limits: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = 0.0
+    relax: tuple[Relaxation, ...] = ()  # what of their hardening callers may leave out
 
 
 @dataclass(frozen=True)

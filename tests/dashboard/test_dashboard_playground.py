@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from browser_of_tests import PATIENCE, Dashboard
 from npm_of_tests import build_sdk
@@ -56,6 +56,30 @@ def test_the_code_beside_the_playground_does_the_same_again(
     dashboard.button("End").click()
     dashboard.button("End it").click()
     expect(page.get_by_text("This sandbox has ended")).to_be_visible()
+
+
+def test_a_network_can_be_chosen_where_the_operator_allows_it(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.log_in(route="playground")
+    network = page.get_by_label("Network")
+    expect(network.locator("option")).to_have_text(["none"])
+
+    def allow(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json={**response.json(), "relax": ["network"]})
+
+    page.route("**/v1/info", allow)
+    page.reload()
+    network.select_option("that of the engine")
+    expect(page.locator(".code-panel pre")).to_contain_text('relax=["network"]')
+    with page.expect_request(
+        lambda request: request.method == "POST" and request.url.endswith("/v1/sessions")
+    ) as sent:
+        dashboard.button("Create a sandbox").click()
+    assert sent.value.post_data_json["relax"] == ["network"]
+    # The server has the last word.
+    dashboard.expect_problem(r"status of 400 .*/v1/sessions")
+    expect(page.get_by_role("alert")).to_contain_text("relax")
 
 
 def test_the_pages_can_be_used_with_the_keyboard_alone(dashboard: Dashboard) -> None:

@@ -23,7 +23,7 @@ const actions = signal<readonly Action[]>([]);
 const tookMilliseconds = signal(0);
 const note = (action: Action) => (actions.value = [...actions.value, action]);
 
-const DEFAULTS = { image: '', memory: '1g', cpus: '2', ttl: '1800', disk: '', pids: '', idle: '', onIdle: 'kill', workspaceId: '', labels: '' };
+const DEFAULTS = { image: '', memory: '1g', cpus: '2', ttl: '1800', disk: '', network: '', pids: '', idle: '', onIdle: 'kill', workspaceId: '', labels: '' };
 const TIMES: [string, string][] = [['600', '10 minutes'], ['1800', '30 minutes'], ['3600', '1 hour'], ['14400', '4 hours'], ['86400', '1 day']];
 
 export function Playground() {
@@ -92,7 +92,12 @@ function Create() {
         <Field label="Ends after">
           <select value={form.ttl} onChange={set('ttl')}>{TIMES.map(([seconds, name]) => <option key={seconds} value={seconds}>{name}</option>)}</select>
         </Field>
-        <Field label="Network"><select value="none" disabled><option>none</option></select></Field>
+        <Field label="Network">
+          <select value={form.network} onChange={set('network')}>
+            <option value="">none</option>
+            {found.value?.info.relax.includes('network') && <option value="network">that of the engine</option>}
+          </select>
+        </Field>
       </div>
       <details open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
         <summary>More</summary>
@@ -127,6 +132,7 @@ function chosen(form: typeof DEFAULTS): CreateAction {
     cpus: form.cpus === DEFAULTS.cpus ? undefined : number(form.cpus),
     pids: number(form.pids),
     disk: form.disk.trim() || undefined,
+    relax: form.network ? [form.network] : undefined,
     ttl: number(form.ttl),
     idle,
     onIdle: idle === undefined || form.onIdle === 'kill' ? undefined : form.onIdle,

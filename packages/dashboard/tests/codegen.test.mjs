@@ -55,7 +55,7 @@ test('nothing that hides or turns text is left in the code', () => {
 
 const everything = (text) => [
   {
-    do: 'create', image: text, memory: '512m', cpus: 0.5, pids: 64, disk: '1g', ttl: 600, idle: 60, onIdle: 'hibernate',
+    do: 'create', image: text, memory: '512m', cpus: 0.5, pids: 64, disk: '1g', relax: ['network'], ttl: 600, idle: 60, onIdle: 'hibernate',
     workspaceId: text, labels: { [text]: text, __proto__2: '1' }, env: { A: text },
   },
   { do: 'shell', command: text }, { do: 'shell', command: `${text} again` },
@@ -94,6 +94,7 @@ test('all of the curl commands can be parsed, and send what was typed', () => {
     assert.equal(JSON.parse(create).labels[text], text);
     assert.equal(JSON.parse(create).limits.memory, 512 * 1024 ** 2);
     assert.equal(JSON.parse(create).ttl_seconds, 600);
+    assert.deepEqual(JSON.parse(create).relax, ['network']);
     assert.deepEqual(JSON.parse(first), { command: text });
     assert.deepEqual(JSON.parse(cell), { code: text });
     assert.deepEqual(JSON.parse(kernel), { context: text || 'other' });
@@ -116,6 +117,14 @@ test('a kernel of its own is made once, before it is used', () => {
     const code = generate(language, [{ do: 'create' }, ...cells], 'http://127.0.0.1:8080');
     assert.equal(code.match(pattern)?.length, 1, code);
     assert.ok(code.search(pattern) < code.search(/context=|context: |contexts\/other/), code);
+  }
+});
+
+test('what was left out of the hardening is a list in every language', () => {
+  const lists = { python: 'relax=["network"]', typescript: "relax: ['network']", curl: '"relax":["network"]' };
+  for (const [language, list] of Object.entries(lists)) {
+    const code = generate(language, [{ do: 'create', relax: ['network'] }], 'http://127.0.0.1:8080');
+    assert.ok(code.includes(list), code);
   }
 });
 

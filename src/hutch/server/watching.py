@@ -152,6 +152,7 @@ class Watching:
             names,
             limits,
             self._began,
+            rules.relax if self._sessions.backend.has_runtimes else (),
         )
 
     async def _list_images(self, o: serving.ListImages, caller: Caller) -> list[ImageInfo]:

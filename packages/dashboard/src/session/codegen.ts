@@ -20,7 +20,7 @@ export interface CreateAction {
   ttl?: number;
   idle?: number;
   onIdle?: string;
-  network?: string;
+  relax?: string[];
   workspaceId?: string;
   labels?: Record<string, string>;
   env?: Record<string, string>;
@@ -106,8 +106,8 @@ const isSet = (value: unknown): boolean => value !== undefined && value !== '';
 
 /** The options that were chosen, in the order in which they are usually read. */
 function chosen(action: CreateAction): [keyof CreateAction, unknown][] {
-  const { image, memory, cpus, pids, disk, network, ttl, idle, onIdle, workspaceId, labels, env } = action;
-  const all = { image, memory, cpus, pids, disk, network, ttl, idle, onIdle, workspaceId, labels, env };
+  const { image, memory, cpus, pids, disk, relax, ttl, idle, onIdle, workspaceId, labels, env } = action;
+  const all = { image, memory, cpus, pids, disk, relax, ttl, idle, onIdle, workspaceId, labels, env };
   return Object.entries(all).filter(([, value]) => isSet(value)) as [keyof CreateAction, unknown][];
 }
 
@@ -117,6 +117,7 @@ const snake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.to
 
 function pythonValue(value: unknown): string {
   if (typeof value === 'string') return pythonText(value);
+  if (Array.isArray(value)) return `[${value.map(pythonValue).join(', ')}]`;
   if (typeof value === 'object' && value !== null) {
     const pairs = Object.entries(value).map(([name, one]) => `${pythonText(name)}: ${pythonValue(one)}`);
     return `{${pairs.join(', ')}}`;
@@ -188,6 +189,7 @@ const isName = (text: string) => /^[A-Za-z_][A-Za-z0-9_]*$/.test(text) && text !
 
 function typescriptValue(value: unknown): string {
   if (typeof value === 'string') return typescriptText(value);
+  if (Array.isArray(value)) return `[${value.map(typescriptValue).join(', ')}]`;
   if (typeof value === 'object' && value !== null) {
     const pairs = Object.entries(value).map(([name, one]) => {
       // Computed: a literal key "__proto__" would set what the object inherits from.
@@ -281,7 +283,7 @@ function requestOf(action: CreateAction): Record<string, unknown> {
     if (name === 'memory' || name === 'disk') limits[name] = bytesOf(String(value));
     else if (name === 'cpus' || name === 'pids') limits[name] = value;
     else if (name === 'ttl') request.ttl_seconds = value;
-    else if (name !== 'network' || value !== 'none') request[snake(name)] = value;
+    else request[snake(name)] = value;
   }
   return Object.keys(limits).length ? { ...request, limits } : request;
 }

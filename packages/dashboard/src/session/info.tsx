@@ -58,7 +58,7 @@ export function InfoView({ isShown }: { isShown: boolean }) {
             <div><dt>Backend</dt><dd>{safeText(info.backend)}{info.runtime && ` with ${safeText(info.runtime)}`}</dd></div>
             <div><dt>Degraded isolation</dt><dd>{info.degraded.length ? <ul>{info.degraded.map((each) => <li key={each}>{safeText(each)}</li>)}</ul> : 'nothing'}</dd></div>
             {info.relaxed.length > 0 && <div><dt>Left out on request</dt><dd>{info.relaxed.map((each) => <Badge key={each} kind="warning">{safeText(each)}</Badge>)}</dd></div>}
-            <div><dt>Network</dt><dd>none</dd></div>
+            <div><dt>Network</dt><dd>{info.relaxed.includes('network') ? 'that of the engine' : 'none'}</dd></div>
           </dl>
         </section>
       </div>
