@@ -26,6 +26,7 @@ from enforcer_of_tests import enforced
 from hutch import Sandbox, wire
 from hutch.backends.base import Spec
 from hutch.backends.kubernetes import KubernetesBackend, box, pod
+from hutch.backends.kubernetes.cluster import Pod
 from hutch.engine.link import Link
 from hutch.errors import BackendUnavailable, BoxLost, Conflict, NoCapacity, StartFailed
 from hutch.testing.contract import running, sh
@@ -589,6 +590,45 @@ def test_a_box_without_a_namespace_of_users_says_why(
             assert await sh(link, "cat /proc/self/uid_map | tr -s ' '") == (0, b" 0 0 4294967295\n")
 
     with_backend(boxes, work, **more)
+
+
+def test_a_node_that_does_not_begin_a_box_with_one_is_not_asked_again(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "NO_ROOM", 0.1)
+    asked: list[Pod] = []
+
+    def lacks_sandbox(pod: Pod) -> bool:
+        asked.append(pod)
+        return True
+
+    monkeypatch.setattr(box, "_lacks_sandbox", lacks_sandbox)
+
+    async def work(backend: KubernetesBackend) -> None:
+        for _ in range(2):
+            async with running(backend, SMALL) as (made, link):
+                (said,) = (said for said in made.degraded if said.startswith("user namespaces"))
+                assert "its node did not begin it" in said
+                assert await sh(link, "id -u | wc -c") == (0, b"10\n")
+        assert len(asked) == 1
+
+    with_backend(boxes, work)
+
+
+def test_a_runtime_without_them_is_named_where_they_must_be_used(
+    boxes: Boxes, gvisor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "NO_ROOM", 3.0)
+
+    async def work(backend: KubernetesBackend) -> None:
+        # It may not see what the RuntimeClass is, and so takes it for one like the default.
+        with pytest.raises(StartFailed, match=r"can be off.*runsc.* not support user namespaces"):
+            await backend.start(replace(SMALL, runtime=gvisor))
+
+    rules = {**ALL, "events": ("list",)}
+    with as_somebody(boxes, tmp_path, *rules.items()):
+        with_backend(boxes, work, user_namespaces="on")
+    assert not boxes.pods()
 
 
 def test_root_of_a_box_is_nobody_on_its_node(boxes: Boxes) -> None:
