@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from hutch.backends.docker import doctor as docker
 from hutch.backends.docker.engine import facts_of
 from hutch.backends.kubernetes import doctor as kubernetes
+from hutch.backends.kubernetes.cluster import Pod
 from hutch.types import Layer, Status
 
 FULL = "000001ffffffffff"  # all capabilities
@@ -36,6 +39,26 @@ def test_a_pod_without_isolation_is_described_as_it_is() -> None:
         "memory": "the box finds: no bound",
         "service account": "the box finds: a token",
     }
+
+
+def test_what_of_a_pod_is_not_bounded_is_named() -> None:
+    limits = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Mi"}
+
+    def judged(container: dict[str, object], volume: dict[str, object]) -> Layer:
+        spec = {"containers": [container], "volumes": [volume]}
+        body = {"metadata": {"name": "p"}, "spec": spec}
+        return kubernetes.sizes(msgspec.convert(body, Pod))
+
+    own = {"name": "box", "resources": {"limits": limits}}
+    bounded = {"name": "room", "emptyDir": {"sizeLimit": "1Mi"}}
+    assert judged(own, bounded).status is Status.ACTIVE
+    del limits["memory"]
+    assert judged(own, bounded).why == "container box has no limit of memory"
+    assert judged({"name": "proxy"}, bounded).why.endswith(
+        "something in the cluster adds it to Pods"
+    )
+    limits["memory"] = "1Gi"
+    assert judged(own, {"name": "room", "emptyDir": {}}).why == "volume room has no size"
 
 
 def test_a_container_without_isolation_is_described_as_it_is() -> None:

@@ -703,6 +703,18 @@ def test_the_doctor_says_what_else_it_found(boxes: Boxes) -> None:
         assert layers[name].status is Status.ACTIVE, layers[name]
 
 
+def test_the_doctor_says_how_the_runtime_arrives_where_image_volumes_are_dropped(
+    boxes: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drop(sent: dict[str, object], created: Pod) -> None:
+        if '"reference":' in json.dumps(sent):
+            raise box.NoImageVolumes("the cluster has no image volumes")
+
+    monkeypatch.setattr(box, "_check_kept", drop)
+    layers = {layer.name: layer for layer in report_of(boxes).layers}
+    assert layers["box"].why.endswith("an init container that copies it")
+
+
 @contextmanager
 def admitting(boxes: Boxes, level: str) -> Iterator[None]:
     path, label = f"/api/v1/namespaces/{boxes.namespace}", "pod-security.kubernetes.io/enforce"

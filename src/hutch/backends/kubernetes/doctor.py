@@ -168,7 +168,7 @@ async def report(
         async with started(spec) as closed:
             look = await _look(cluster, bundle(), closed)
             layers += judge(look, bundle().how)
-            layers += [_users(look, closed), _sizes(closed)]
+            layers += [_users(look, closed), sizes(closed)]
             layers += await _network(cluster, bundle(), closed, look, started)
     except HutchError as exc:
         layers.append(Layer("box", Status.MISSING, str(exc)))
@@ -352,7 +352,7 @@ def _users(found: Look, pod: Pod) -> Layer:
     )
 
 
-def _sizes(pod: Pod) -> Layer:
+def sizes(pod: Pod) -> Layer:
     """Whether all of a Pod is bounded, as the cluster keeps it: it may change what we asked for."""
     containers = [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
     missing = [
