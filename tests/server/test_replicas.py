@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 from replicas_of_tests import ADMIN, ServersOverHTTP, opened, run, servers
@@ -18,16 +20,21 @@ from hutch.errors import (
     BoxError,
     HutchError,
     NotFound,
+    NotPermitted,
     ServerUnavailable,
     SessionEnded,
     Unauthorized,
 )
+from hutch.operations import Operation
+from hutch.server.keys import OPERATOR
 from hutch.server.recorder import NotYours
-from hutch.server.replicas import TOKEN
+from hutch.server.replicas import TOKEN, Peer, PeerLost
 from hutch.server.rules import Rules
 from hutch.server.shared_store import SharedStore
 from hutch.serving import Quota
 from hutch.types import Chunk, Result
+
+T = TypeVar("T")
 
 
 async def until(is_so: object, seconds: float = 20) -> None:
@@ -325,3 +332,95 @@ async def test_what_one_server_forwards_to_another_crosses_http_and_comes_back(
         assert info.id in b._sessions.lives
     finally:
         await made.stop()
+
+
+@in_loop
+async def test_a_stranger_at_the_address_of_a_server_is_told_nothing(tmp_path: Path) -> None:
+    async with servers(tmp_path) as made:
+        a, b = await made.start("a"), await made.start("b")
+        info = await opened(a)
+        told: list[object] = []
+
+        class Stranger:
+            """It answers whatever it is asked, as a box may that got the address of a Pod."""
+
+            async def perform(self, operation: Operation[T]) -> T:
+                told.append(operation)
+                return cast(T, serving.Identity(OPERATOR, "admin", label="\udcff"))
+
+        assert b._replicas
+        keys: list[str] = []
+
+        def connect(url: str, key: str) -> Peer:
+            keys.append(key)
+            return cast(Peer, Stranger())
+
+        b._replicas._connect = connect
+        assert (await run(b, info.id, "echo mine")).stdout == "mine\n"
+        assert told == [serving.WhoAmI()] and info.id in b._sessions.lives
+        assert a._replicas
+        assert a._replicas.caller_of(keys[0]).scope == "metrics"
+
+
+@in_loop
+async def test_a_server_does_for_another_only_what_is_about_a_session(tmp_path: Path) -> None:
+    async with servers(tmp_path) as made:
+        a, b = await made.start("a"), await made.start("b")
+        assert a._replicas and isinstance(b._store, SharedStore)
+        key = a._replicas._key_for(b._store.me, ADMIN)
+        forwarded = b.authenticate(key, local=False)
+        for operation in (serving.MakeKey("eve", "admin"), serving.ListKeys(), op.ListSessions()):
+            with pytest.raises(NotPermitted, match="about one session"):
+                await b.perform(operation, forwarded)
+
+
+@in_loop
+async def test_what_was_forwarded_with_a_key_ends_with_that_key(tmp_path: Path) -> None:
+    async with servers(tmp_path) as made:
+        a, b = await made.start("a"), await made.start("b")
+        made_key = await a.perform(serving.MakeKey("alice", "run"), ADMIN)
+        caller = a.authenticate(made_key.key, local=False)
+        assert a._replicas and isinstance(b._store, SharedStore)
+        passed = a._replicas._key_for(b._store.me, caller)
+        await until(lambda: b._keys.get(made_key.id))
+        assert b.authenticate(passed, local=False) == caller
+        await b.perform(serving.RevokeKey(made_key.id), ADMIN)
+        with pytest.raises(NotPermitted, match="revoked"):
+            b.authenticate(passed, local=False)
+        # One that b was not told of yet is no reason, and stops nothing that b does by itself.
+        unknown = replace(caller, key="unknown1")
+        other = a._replicas._key_for(b._store.me, unknown)
+        assert b.authenticate(other, local=False) == unknown
+        stop = b.watch(unknown, lambda: None)
+        b._keys.end_expired()
+        stop()
+
+
+@in_loop
+async def test_an_upload_that_was_partly_read_elsewhere_is_not_written_without_its_start(
+    tmp_path: Path,
+) -> None:
+    async with servers(tmp_path) as made:
+        a, b = await made.start("a"), await made.start("b")
+        info = await opened(a)
+        await run(b, info.id, "true")  # so that its answer is fresh
+
+        class Restarted:
+            async def perform(self, operation: Operation[T]) -> T:
+                if isinstance(operation, op.WriteFile) and not isinstance(operation.data, bytes):
+                    await anext(aiter(cast(AsyncIterable[bytes], operation.data)))
+                raise PeerLost from Unauthorized("this key is for one that was here before")
+
+        assert b._replicas
+        b._replicas._connect = lambda url, key: cast(Peer, Restarted())
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            yield b"first"
+            yield b"second"
+
+        path = tmp_path / "file"
+        with pytest.raises(ServerUnavailable, match="send it again"):
+            await b.perform(op.WriteFile(info.id, str(path), pieces()), ADMIN)
+        assert not path.exists()
+        await b.perform(op.WriteFile(info.id, str(path), b"whole"), ADMIN)
+        assert path.read_bytes() == b"whole"

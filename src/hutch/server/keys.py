@@ -460,7 +460,9 @@ class Keys:
 
     def end_expired(self) -> None:
         """End what expired keys have open. To be called every second."""
-        for id in [id for id in self._open if self._has_expired(self._keys[id])]:
+        # Those of forwarded requests may be of keys that this server was not told of yet.
+        known = [key for id in self._open if (key := self._keys.get(id))]
+        for id in [key.id for key in known if self._has_expired(key)]:
             for end in self._open.pop(id):
                 end()
 
@@ -492,6 +494,14 @@ class Keys:
         if key is None or key.id not in self._digests:
             return False
         return not self._has_expired(key) and not self._is_cut_off(key)
+
+    def has_ended(self, caller: Caller) -> bool:
+        """Whether the key of a caller is known to open nothing any more.
+
+        Another server may have made it just now, so one that is not known is no reason.
+        """
+        is_known = caller.key is None or caller.key in self._keys
+        return is_known and not self.is_valid(caller)
 
     def watch(self, caller: Caller, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the caller's key is revoked or expires.

@@ -30,6 +30,7 @@ from hutch.backends.base import ByteStream
 from hutch.engine.sealing import Sealer
 from hutch.errors import BackendUnavailable, HutchError, ServerUnavailable, Unauthorized
 from hutch.operations import Operation, StreamOperation
+from hutch.serving import SCOPES
 from hutch.types import ENDED, BoxInfo
 
 from .adoption import take_over
@@ -161,12 +162,26 @@ class Replicas:
             return True
         try:
             async with asyncio.timeout(ANSWER):
-                await self.peer(holder, Caller(OPERATOR, "admin")).perform(serving.WhoAmI())
+                # Whoever has the address by now may do nothing with this key.
+                asked = self.peer(holder, Caller(OPERATOR, SCOPES[0])).perform(serving.WhoAmI())
+                proof = (await asked).label.encode("utf-8", "replace")
         except (PeerLost, HutchError, TimeoutError):
+            proof = b""
+        if not hmac.compare_digest(proof, self._proof_of(holder).encode()):
             self._answered.pop(holder, None)
             return False
         self._answered[holder] = time.monotonic()
         return True
+
+    def proof(self) -> str:
+        """What only this server tells other ones, so that they know it from a Pod at its address.
+
+        An address is given to another Pod soon after its Pod is gone, and a box may be that.
+        """
+        return self._proof_of(self._store.me)
+
+    def _proof_of(self, holder: str) -> str:
+        return self._store.sealer.digest(f"server\0{holder}")
 
     # --- keys of servers ------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from hutch.errors import (
     InvalidRequest,
     NotPermitted,
     QuotaReached,
+    ServerUnavailable,
     Unauthorized,
 )
 from hutch.operations import Handlers, Operation, SessionOperation, StreamOperation
@@ -79,6 +80,8 @@ TICK = 5  # seconds between two rounds of housekeeping
 MAX_LIST = 1000
 REAP = 5.0  # seconds between two rounds of looking for sessions that nobody has
 _RUNS = (op.RunShell, op.RunProgram, op.RunCode)
+_FORWARDED = (SessionOperation, serving.WhoAmI)
+_UPLOADS = (op.WriteFile, op.UnpackFolder)
 _OF_INDEX = (op.GetSession, serving.PreviewPort)  # about sessions that need not be here
 _OF_JOURNAL = (serving.ReadJournal, serving.FollowJournal, serving.ExportJournal)
 
@@ -217,20 +220,24 @@ class Service:
         """
         if key is not None and self._replicas and key.startswith(TOKEN):
             try:
-                return replace(self._replicas.caller_of(key), peer=peer, request=request)
+                caller = self._replicas.caller_of(key)
             except Unauthorized:
                 self._recorder.auth_failed("unknown key", peer, request)
                 raise
+            if self._keys.has_ended(caller):
+                self._recorder.auth_failed("revoked", peer, request)
+                raise NotPermitted("the key of this request was revoked, or has expired")
+            return replace(caller, peer=peer, request=request)
         if key is None and (local or self._keys.is_open):
             root = LOCAL if local else OPEN
             return Caller(OPERATOR, "admin", root=root, is_local=local, peer=peer, request=request)
         try:
-            caller = None if key is None else self._keys.find(key)
+            known = None if key is None else self._keys.find(key)
         except KeyExpired as exc:
             self._recorder.auth_failed("expired", peer, request, exc.key)
             raise
-        if caller is not None:
-            return replace(caller, is_local=local, peer=peer, request=request)
+        if known is not None:
+            return replace(known, is_local=local, peer=peer, request=request)
         if key is None:
             self._recorder.auth_failed("no key", peer, request)
             raise Unauthorized("this server needs a key: `Authorization: Bearer KEY`")
@@ -290,6 +297,8 @@ class Service:
             with contextlib.closing(work):
                 if not operation.is_public:
                     caller.require(operation.needs)
+                if caller.is_forwarded and not isinstance(operation, _FORWARDED):
+                    raise NotPermitted("servers forward only what is about one session")
                 with errors.as_answers():
                     answer = await work
         except BaseException as exc:  # also CancelledError, if the client disconnects
@@ -306,7 +315,8 @@ class Service:
             try:
                 asked = self._replicas.peer(holder, caller).perform(operation)
                 return await self._replicas.watched(holder, asked)
-            except PeerLost:
+            except PeerLost as exc:
+                _check_whole(operation, exc)
                 holder = await self._holder(operation, caller, holder)
         return await self._perform_here(operation, caller)
 
@@ -533,6 +543,8 @@ class Service:
     # --- keys, quotas, pool, images -------------------------------------------------------
 
     async def _who_am_i(self, o: serving.WhoAmI, caller: Caller) -> Identity:
+        if self._replicas and caller.is_forwarded:
+            return Identity(caller.owner, caller.scope, label=self._replicas.proof())
         key = self._keys.get(caller.key) if caller.key else None
         return Identity(
             caller.owner,
@@ -715,6 +727,16 @@ def _statuses(text: str | None) -> tuple[State, ...] | None:
 def _session_of(operation: Operation[object]) -> str:
     assert isinstance(operation, SessionOperation), f"{operation} has no handler"
     return operation.session
+
+
+def _check_whole(operation: Operation[object], exc: PeerLost) -> None:
+    """Raises ServerUnavailable for an upload of which another server may have read a part."""
+    was_reached = isinstance(exc.__cause__, Unauthorized)
+    if was_reached and isinstance(operation, _UPLOADS) and not isinstance(operation.data, bytes):
+        raise ServerUnavailable(
+            f"session {operation.session} moved to another server while this was sent, and nothing "
+            "was written: send it again"
+        ) from None
 
 
 _HANDLERS = Handlers(
