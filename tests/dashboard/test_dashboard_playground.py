@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Route, expect
 
 from browser_of_tests import PATIENCE, Dashboard
-from npm_of_tests import build_sdk
+from npm_of_tests import ROOT, build_sdk, packages_of, run
 
 
 def test_the_code_beside_the_playground_does_the_same_again(
@@ -122,3 +123,12 @@ def test_the_pages_can_be_used_with_the_keyboard_alone(dashboard: Dashboard) -> 
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_url("**/#/sandboxes/*")
+
+
+def test_the_code_beside_the_playground_is_right_whatever_was_typed(tmp_path: Path) -> None:
+    page = ROOT / "packages/dashboard"
+    (tmp_path / "node_modules").symlink_to(packages_of(page))
+    for name in ("src/session/codegen.ts", "tests/codegen.test.mjs"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(page / name, tmp_path / name)
+    run("node", "--test", "--test-reporter=tap", "tests/codegen.test.mjs", cwd=tmp_path)
