@@ -365,7 +365,7 @@ class KubernetesBackend(Backend):
         async with self._reaching:  # a `_reach` may be under way
             here, self._here = self._here, None
         if here:
-            here.watch.close()
+            await here.watch.close()
             await here.cluster.close()
         for path in self._folders:
             shutil.rmtree(path, ignore_errors=True)

@@ -642,9 +642,11 @@ class PodWatch:
         finally:
             self._waiters.discard(waiter)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Returns when its connection is closed, too: the loop may end right after this."""
         if self._task:
             self._task.cancel()
+            await asyncio.wait([self._task], timeout=LONG_PAUSE)
 
     async def _follow(self) -> None:
         pause = PAUSE

@@ -102,7 +102,7 @@ class PodPrograms:
             finally:
                 await remove(self._cluster, watch, created)
         finally:
-            watch.close()
+            await watch.close()
 
 
 async def layers(
