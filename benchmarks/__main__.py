@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import docker_peer, peers, report
+from . import cluster_peer, docker_peer, peers, report
 from .measure import take_turns
 from .scenarios import SCENARIOS, TINY, Scenario, Size
 
@@ -23,9 +23,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("only", nargs="*", metavar="SCENARIO", help=f"of: {' '.join(keys)}")
     parser.add_argument("--json", metavar="FILE", help="write every value there too")
     parser.add_argument("--tiny", action="store_true", help="see that it works; no numbers to use")
-    parser.add_argument("--peers", default="docker,bubblewrap,jupyter", help="who to compare with")
+    parser.add_argument(
+        "--peers", default="docker,bubblewrap,jupyter,kubernetes", help="who to compare with"
+    )
     parser.add_argument("--start-engine", action="store_true",
                         help="start a Docker engine of our own for the run (root)")  # fmt: skip
+    parser.add_argument("--start-cluster", action="store_true",
+                        help="start a Kubernetes of our own for the run (root)")  # fmt: skip
     parser.add_argument("--wait", type=float, default=0, metavar="MINUTES",
                         help="wait this long at most until the machine is quiet")  # fmt: skip
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a promise is missed")
@@ -42,7 +46,9 @@ def main(arguments: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         if chosen.start_engine and (why := stack.enter_context(docker_peer.engine())):
             print(f"no Docker engine: {why}", file=sys.stderr)
-        rivals = peers.find({*chosen.peers.split(",")})
+        if chosen.start_cluster and (why := stack.enter_context(cluster_peer.started())):
+            print(f"no cluster: {why}", file=sys.stderr)
+        rivals = peers.find({*chosen.peers.split(",")}, stack)
         rows = [measure(s, TINY if chosen.tiny else Size(), rivals) for s in wanted]
     print()
     print(report.table(rows))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 
-from . import docker_peer
+from . import cluster_peer, docker_peer
 
 # The flags that its manual and most wrappers around it use.
 BUBBLEWRAP = (
@@ -30,14 +31,17 @@ class Peers:
     docker: str
     bubblewrap: str
     jupyter: str
+    kubernetes: str
 
 
-def find(wanted: set[str]) -> Peers:
+def find(wanted: set[str], until: contextlib.ExitStack) -> Peers:
+    """`until`: what is made for them goes with it."""
     left_out = "left out by --peers"
     return Peers(
         docker=docker_peer.prepare() if "docker" in wanted else left_out,
         bubblewrap=_bubblewrap() if "bubblewrap" in wanted else left_out,
         jupyter=_jupyter() if "jupyter" in wanted else left_out,
+        kubernetes=cluster_peer.prepare(until) if "kubernetes" in wanted else left_out,
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hutch import Sandbox
 
-from . import cells, condensing, containers, crowd, lasting, memory, protocol, served
+from . import cells, condensing, containers, crowd, lasting, memory, pods, protocol, served
 from .measure import Contender, Promise, absent, milliseconds
 from .peers import BUBBLEWRAP, DOCKER_RUN, DOCKER_RUN_OFFLINE, Container, Peers, run
 
@@ -154,9 +154,9 @@ def hutch_command() -> tuple[tuple[str, ...], str]:
     return argv, f"`hutch run -- true` does not work here: {last}" if tried.returncode else ""
 
 
-def importing(statement: str) -> Callable[[], float]:
-    code = "import time; began = time.perf_counter(); {}; print((time.perf_counter() - began)*1000)"
-    return partial(fresh_python, code.format(statement))
+def importing(statement: str, before: str = "", clock: str = "perf_counter") -> Callable[[], float]:
+    code = f"from time import {clock} as now; began = now(); {statement}; "
+    return partial(fresh_python, f"{before}\n{code}print((now() - began) * 1000)")
 
 
 @contextlib.contextmanager
@@ -170,6 +170,14 @@ def import_time(size: Size, peers: Peers) -> Iterator[list[Contender]]:
             "hutch: from hutch import Sandbox", importing("from hutch import Sandbox"), size.slow
         ),
         Contender("import asyncio (we need it)", importing("import asyncio"), size.slow),
+        *(
+            Contender(
+                f"hutch: the {name} backend, beside what every box needs (CPU)",
+                importing(f"import hutch.backends.{name}", "import hutch.local", "process_time"),
+                size.slow, promise=Promise(50, of_value=True) if name == "kubernetes" else None,
+            )
+            for name in ("kubernetes", "namespaces")
+        ),
     ]  # fmt: skip
 
 
@@ -411,6 +419,13 @@ SCENARIOS = (
              more_is_better=True),
     Scenario("docker-out", "file out of a container, 100 MiB", "MB/s", containers.file_out,
              more_is_better=True),
+    Scenario("kubernetes-create", "create + first command in a Pod: added to kubectl run", "ms",
+             pods.first_command),
+    Scenario("kubernetes-shell", "shell command `true` in a Pod, warm", "ms", pods.warm_shell),
+    Scenario("kubernetes-end", "end of a box that is a Pod", "ms", pods.end),
+    Scenario("kubernetes-pool", "create + first command over HTTP, from a pool of Pods", "ms",
+             pods.from_pool),
+    Scenario("kubernetes-requests", "requests to the API server", "requests", pods.requests),
     Scenario("http-shell", "shell command `true`, warm: what HTTP adds", "ms",
              served.added_to_shell),
     Scenario("http-cell", "cell `1+1`, warm: what HTTP adds", "ms", served.added_to_cell),

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,14 +29,18 @@ STARTED = re.compile(r"started in (\d+) ms: (\d+) sessions adopted")
 class Daemon:
     """It runs from `start` to `stop`; `daemon()` sees to both."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, variables: Mapping[str, str] | None = None, image: str = IMAGE
+    ) -> None:
+        """`variables`: more of them, such as a backend. `image`: of its pool."""
+        self.folder, self._image = folder, image
         self.socket = f"unix:{folder}/run/hutch.sock"
         self.url = ""
         self._log = folder.with_name("log")
         self._port = 0
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HUTCH_")}
-        self._environment = {**kept, "HUTCH_DATA_DIR": str(folder), "HUTCH_API_KEY": KEY}
+        own = {"HUTCH_DATA_DIR": str(folder), "HUTCH_API_KEY": KEY}
+        self._environment = {**kept, **own, **(variables or {})}
 
     @property
     def pid(self) -> int:
@@ -99,7 +103,7 @@ class Daemon:
 
     def fill_pool(self, size: int) -> None:
         """Comes back when so many boxes are ready."""
-        self.ask(SizePool(IMAGE, size))
+        self.ask(SizePool(self._image, size))
         deadline = time.monotonic() + 60
         while sum(state.ready for state in self.ask(GetPool())) != size:
             if time.monotonic() > deadline:
@@ -108,14 +112,16 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def daemon(before: Any = None) -> Iterator[Daemon]:
+def daemon(
+    before: Any = None, variables: Mapping[str, str] | None = None, image: str = IMAGE
+) -> Iterator[Daemon]:
     """`before` is called with its folder, when nothing is in it yet."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         folder = Path(scratch, "data")
         folder.mkdir(mode=0o700)
         if before:
             before(folder)
-        made = Daemon(folder)
+        made = Daemon(folder, variables, image)
         made.start()
         try:
             yield made
