@@ -234,6 +234,23 @@ async def test_the_reaper_keeps_the_limits_of_sessions_whose_server_is_gone(
 
 
 @in_loop
+async def test_a_server_that_is_started_again_finds_what_sleeps_in_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.server.service.REAP", 0.05)
+    async with servers(tmp_path) as made:
+        b, a = await made.start("b"), await made.start("a")
+        info = await opened(a)
+        await run(a, info.id, "A=1")
+        await a.perform(op.Hibernate(info.id), ADMIN)
+        again = await made.start("a")  # with its folder, and a name of its own
+        await until(lambda: info.id in again._sessions.lives)
+        assert (await again.perform(op.GetSession(info.id), ADMIN)).status == "asleep"
+        assert (await run(b, info.id, "echo $A")).stdout == "1\n"
+        await a.close()
+
+
+@in_loop
 async def test_a_reaper_that_is_not_let_lead_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

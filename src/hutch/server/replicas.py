@@ -244,6 +244,7 @@ class Replicas:
     async def reap(self) -> None:
         """Take over sessions that are nobody's. To be called every few seconds."""
         await self._take_all([info.id for info in self._store.mine()])
+        await self._take_all(await self._asleep_here())
         self._store.leads = await self._store.lead(TASK, TERM)
         if not self._store.leads:
             self._silent.clear()
@@ -256,6 +257,22 @@ class Replicas:
                 self._silent.pop(holder, None)
             elif time.monotonic() - self._silent.setdefault(holder, time.monotonic()) > SILENCE:
                 await self._take_all(ids)
+
+    async def _asleep_here(self) -> list[str]:
+        """Sessions that sleep in files of this server, and whose server is gone.
+
+        It was this one, before it was started again: no other could wake them.
+        """
+        ids = []
+        for info in self._store.held_by_others():
+            folder = self._sessions.folder_of(info.id)
+            if info.status != "asleep" or not folder.is_dir():
+                continue
+            record, holder = await self._store.get(info.id), self._store.holder_of(info.id)
+            is_here = record and record.saved and (folder / record.saved["manifest"]).is_file()
+            if is_here and holder and not await self._answers(holder):
+                ids.append(info.id)
+        return ids
 
     async def _take_all(self, ids: list[str]) -> None:
         turns = asyncio.Semaphore(AT_ONCE)
