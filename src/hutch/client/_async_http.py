@@ -206,9 +206,11 @@ class AsyncHttpTransport:
     def __init__(self, server: Server, *, patience: float | None = None) -> None:
         """`patience`: seconds for a connection, and nothing is tried twice; None: be patient.
 
+        Impatient ones share connections whatever their keys are, for they may have any number.
         Raises InvalidRequest if the url is wrong.
         """
         self._server, self._patience = server, patience
+        self._pooled = server if patience is None else Server(server.url)
         self._at = address_of(server.url)
 
     def __repr__(self) -> str:
@@ -240,13 +242,13 @@ class AsyncHttpTransport:
     async def aclose(self) -> None:
         """Close its connections. The next request makes new ones."""
         pools = await POOLS.get()
-        pool = pools.pop(self._server, None)
+        pool = pools.pop(self._pooled, None)
         if pool is not None:
             await pool.aclose()
 
     async def _pool(self) -> AsyncConnectionPool:
         pools = await POOLS.get()
-        pool = pools.get(self._server)
+        pool = pools.get(self._pooled)
         if pool is None:
             at = self._at
             make = partial(
@@ -259,7 +261,7 @@ class AsyncHttpTransport:
                 socket_options=None if at.socket else KEEPALIVE,
             )
             # Another thread may have made one by now.
-            pool = pools.setdefault(self._server, AsyncConnectionPool(make))
+            pool = pools.setdefault(self._pooled, AsyncConnectionPool(make))
         return pool
 
     def _attempts(self, operation: Operation[object], pool: AsyncConnectionPool) -> Attempts:

@@ -186,7 +186,6 @@ class Replicas:
     # --- keys of servers ------------------------------------------------------------------
 
     def _key_for(self, holder: str, caller: Caller) -> str:
-        """The same one each time, so that connections can be used again."""
         passed = _Pass(holder, replace(caller, is_local=False, peer="", request=""))
         body = base64.urlsafe_b64encode(msgspec.json.encode(passed)).decode().rstrip("=")
         return f"{TOKEN}{body}.{_signature(self._store.sealer, body)}"
