@@ -15,6 +15,7 @@ from services import ALICE, BOB, in_loop
 
 from hutch import operations as op
 from hutch import serving
+from hutch.client._async_http import POOLS
 from hutch.errors import (
     BackendUnavailable,
     BoxError,
@@ -441,3 +442,39 @@ async def test_an_upload_that_was_partly_read_elsewhere_is_not_written_without_i
         assert not path.exists()
         await b.perform(op.WriteFile(info.id, str(path), b"whole"), ADMIN)
         assert path.read_bytes() == b"whole"
+
+
+@in_loop
+async def test_only_the_last_sessions_that_ended_are_kept_in_the_store_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hutch.server.shared_store.KEPT", 1)
+    async with servers(tmp_path) as made:
+        a = await made.start("a")
+        ids = [(await opened(a)).id for _ in range(3)]
+        for id in ids[1:]:
+            await a.perform(op.CloseSession(id), ADMIN)
+        assert a._replicas
+        await a._replicas.reap()
+        await a._sessions.purge()
+        assert {key for kind, key in made.records.records if kind == "session"} == {
+            ids[0],
+            ids[2],
+        }
+
+
+@in_loop
+async def test_servers_share_connections_however_many_keys_they_forward_for(
+    tmp_path: Path,
+) -> None:
+    made = ServersOverHTTP(tmp_path)
+    try:
+        a, b = await made.start("a"), await made.start("b")
+        info = await opened(a, ALICE)
+        before = set(await POOLS.get())
+        for number in range(5):
+            caller = replace(ALICE, images=(info.image, f"other-{number}"))
+            assert (await run(b, info.id, "echo hi", caller)).stdout == "hi\n"
+        assert len(set(await POOLS.get()) - before) == 1
+    finally:
+        await made.stop()

@@ -22,9 +22,10 @@ from hutch.backends.base import SharedChange, SharedRecord, SharedRecords
 from hutch.backends.kubernetes import address
 from hutch.backends.kubernetes.cluster import ApiAnswer, KubernetesCluster
 from hutch.backends.kubernetes.records import MAX_TEXT, ClusterRecords
+from hutch.engine.sealing import SIZE, Sealer
 from hutch.errors import BackendUnavailable, Conflict, InvalidRequest, NoSession, NoSpace
 from hutch.server.shared_store import SharedStore
-from hutch.server.store import HeldElsewhere, SessionRecord
+from hutch.server.store import HeldElsewhere, SessionRecord, row_of
 from hutch.server.workspaces import WorkspaceName, Workspaces
 from hutch.serving import Key, Quota, Workspace
 from hutch.types import BoxInfo, Limits
@@ -148,6 +149,11 @@ def record(id: str, status: str = "running", **more: object) -> SessionRecord:
     return SessionRecord(replace(info, status=status, **more), box=f"box-{id}")
 
 
+def session_text(**damaged: object) -> str:
+    row = {**row_of(record("s0"), Sealer(bytes(SIZE))), **damaged}
+    return msgspec.json.encode({"holder": "http://c#1", "row": row}).decode()
+
+
 def test_a_store_knows_what_another_one_wrote_and_what_was_there_before(
     using: Using, tmp_path: Path
 ) -> None:
@@ -265,6 +271,7 @@ async def test_a_record_that_is_too_large_is_refused_before_it_is_sent() -> None
     [
         ("session", '{"holder": "http://c#1", "row": {"id": "s0"}}'),
         ("session", "{}"),
+        ("session", session_text(request="not JSON")),
         ("key", '{"key": {"id": "k", "owner": "o", "scope": "run", "prefix": ""}, "digest": "x"}'),
         ("quota", "[]"),
         ("workspace", '{"workspace": 1}'),

@@ -56,6 +56,7 @@ FILE = "shared.db"
 FIRST_LIST = 60.0  # seconds to read all records at the start
 ATTEMPTS = 20  # of a change that others are faster with
 PAUSE = 1.0  # seconds between two attempts, while the backend is away
+KEPT = 10_000  # ended sessions: a store of a cluster is small, and it is everybody's
 KEY_USED = 300.0  # seconds between two records of when a key was last used
 log = logging.getLogger("hutch")
 
@@ -176,9 +177,9 @@ class SharedStore(Store):
         try:
             if await self._index(record, is_gone=is_gone):
                 self._tell(record, is_gone=is_gone)
-        except UnreadableRecord as exc:
+        except (UnreadableRecord, *DAMAGED) as exc:
             # Without it, for what comes after may be that a key was revoked.
-            log.warning("%s", exc)
+            log.warning("a record cannot be read in full: %s", exc)
 
     async def _index(self, record: SharedRecord, *, is_gone: bool = False) -> bool:
         """Take a record into the index. Returns whether it was newer than what is there."""
@@ -393,7 +394,7 @@ class SharedStore(Store):
 
             def work(db: sqlite3.Connection) -> list[tuple[int, str]]:
                 old: list[tuple[int, str]] = db.execute(OLD, (ended_before, BATCH)).fetchall()
-                return old or db.execute(TOO_MANY, (BATCH, keep)).fetchall()
+                return old or db.execute(TOO_MANY, (BATCH, min(keep, KEPT))).fetchall()
 
             while rows := await self._database.read(work):
                 for _, id in rows:
