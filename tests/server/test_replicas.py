@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import pytest
-from replicas_of_tests import ADMIN, ServersOverHTTP, opened, run, servers
+from replicas_of_tests import ADMIN, ServersOverHTTP, SharingBackend, opened, run, servers
 from services import ALICE, BOB, in_loop
 
 from hutch import operations as op
@@ -478,3 +478,23 @@ async def test_servers_share_connections_however_many_keys_they_forward_for(
         assert len(set(await POOLS.get()) - before) == 1
     finally:
         await made.stop()
+
+
+@in_loop
+async def test_what_changes_while_a_server_starts_holds_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with servers(tmp_path) as made:
+        a = await made.start("a")
+        key = await a.perform(serving.MakeKey("alice", "run"), ADMIN)
+
+        async def keep_files(backend: SharingBackend) -> None:
+            await a.perform(serving.RevokeKey(key.id), ADMIN)
+            await a.perform(serving.SetQuota("alice", sessions=1), ADMIN)
+            await asyncio.sleep(0.2)  # so that the one that starts has been told of both
+
+        monkeypatch.setattr(SharingBackend, "keep_files", keep_files)
+        b = await made.start("b")
+        with pytest.raises(Unauthorized):
+            b.authenticate(key.key, local=False)
+        assert b._quotas.of("alice") == Quota(sessions=1)

@@ -186,6 +186,11 @@ class Service:
             if isinstance(store, SharedStore):
                 assert connect, "servers that share sessions need a way to each other"
                 store.key_changed, store.quota_changed = keys.learn, quotas.learn
+                # Nobody was told of what has changed since these were read.
+                for key, digest in await store.list_keys():
+                    keys.learn(key, digest)
+                for owner, quota in (await store.quotas()).items():
+                    quotas.learn(owner, quota)
                 service._replicas = Replicas(store, sessions, connect)
             else:
                 service.adoption = await adopt_all(sessions, folder / "sessions")
