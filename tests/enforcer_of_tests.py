@@ -16,7 +16,6 @@ from typing import Any
 from cluster_of_tests import ask
 from kubernetes_of_tests import Boxes
 
-CHAIN = "HUTCH-TEST"
 BRIDGED = "/proc/sys/net/bridge/bridge-nf-call-iptables"  # packets between Pods of a node, too
 DIRECTIONS = {"Egress": "-s", "Ingress": "-d"}
 STEP = 0.05
@@ -34,14 +33,15 @@ def enforced(boxes: Boxes, directions: Sequence[str] = tuple(DIRECTIONS)) -> Ite
             try:
                 if (wanted := _rules(boxes, directions)) != rules:
                     rules = wanted
-                    _inside(boxes, ["iptables-restore", "--noflush"], _table(rules))
+                    _inside(boxes, ["iptables-restore", "--noflush"], _table(boxes, rules))
             except Exception as exc:
                 failures.append(exc)
                 return
 
+    jump = ["FORWARD", "-j", _chain(boxes)]
     _inside(boxes, ["sh", "-c", f"echo 1 > {BRIDGED}"])
-    _inside(boxes, ["iptables-restore", "--noflush"], _table([]))
-    _inside(boxes, ["iptables", "-I", "FORWARD", "-j", CHAIN])
+    _inside(boxes, ["iptables-restore", "--noflush"], _table(boxes, []))
+    _inside(boxes, ["iptables", "-I", *jump])
     following = threading.Thread(target=follow)
     following.start()
     try:
@@ -49,10 +49,9 @@ def enforced(boxes: Boxes, directions: Sequence[str] = tuple(DIRECTIONS)) -> Ite
     finally:
         over.set()
         following.join()
-        _inside(boxes, ["iptables", "-D", "FORWARD", "-j", CHAIN])
-        _inside(boxes, ["iptables", "-F", CHAIN])
-        _inside(boxes, ["iptables", "-X", CHAIN])
-        _inside(boxes, ["sh", "-c", f"echo 0 > {BRIDGED}"])
+        # The chain stays, empty: the kernel may still be busy with it.
+        _inside(boxes, ["iptables", "-D", *jump])
+        _inside(boxes, ["iptables-restore", "--noflush"], _table(boxes, []))
         assert not failures, failures
 
 
@@ -65,7 +64,7 @@ def _rules(boxes: Boxes, directions: Sequence[str]) -> list[str]:
         if direction in directions
     ]
     return [
-        f"-A {CHAIN} {option} {address} -m conntrack --ctstate NEW -j REJECT"
+        f"-A {_chain(boxes)} {option} {address} -m conntrack --ctstate NEW -j REJECT"
         for pod in boxes.pods()
         if (address := pod["status"].get("podIP"))
         for labels, option in closing
@@ -77,8 +76,13 @@ def _has(pod: Any, labels: dict[str, str]) -> bool:
     return labels.items() <= pod["metadata"].get("labels", {}).items()
 
 
-def _table(rules: list[str]) -> str:
-    return "\n".join(["*filter", f":{CHAIN} - [0:0]", f"-F {CHAIN}", *rules, "COMMIT", ""])
+def _chain(boxes: Boxes) -> str:
+    return f"TEST-{boxes.namespace}"  # of at most 28 characters
+
+
+def _table(boxes: Boxes, rules: list[str]) -> str:
+    chain = _chain(boxes)
+    return "\n".join(["*filter", f":{chain} - [0:0]", f"-F {chain}", *rules, "COMMIT", ""])
 
 
 def _inside(boxes: Boxes, argv: list[str], stdin: str = "") -> None:
