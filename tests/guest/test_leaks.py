@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,16 +119,22 @@ def test_a_keeper_that_has_nothing_to_do_for_a_while_goes(tmp_path: Path) -> Non
     with_guest(tmp_path, work)
 
 
-def _as_somebody_else(folder: Path) -> str:
-    """Python that makes the guest give up root, whom RLIMIT_NPROC does not bind."""
-    folder.chmod(0o777)
-    for parent in folder.parents[:2]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-    become = "import os, shutil; os.setgroups([]); os.setgid(54321); os.setuid(54321)"
-    return "" if os.getuid() else become
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder for everyone. Each pytest that starts closes those of all others to other users."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
 
 
-def test_a_guest_that_may_not_fork_says_so_and_goes_on(tmp_path: Path) -> None:
+# Python that makes the guest give up root, whom RLIMIT_NPROC does not bind.
+AS_SOMEBODY_ELSE = (
+    "" if os.getuid() else "import os, shutil; os.setgroups([]); os.setgid(54321); os.setuid(54321)"
+)
+
+
+def test_a_guest_that_may_not_fork_says_so_and_goes_on(open_folder: Path) -> None:
     async def work(guest: Guest) -> None:
         limit = ["prlimit", f"--pid={guest.process.pid}"]
         await guest.warm()
@@ -137,17 +145,17 @@ def test_a_guest_that_may_not_fork_says_so_and_goes_on(tmp_path: Path) -> None:
         assert (await guest.program(*limit, "--nproc=4096:"))[0] == 0
         assert await asyncio.gather(*[guest.program("true") for _ in range(9)]) == [(0, "")] * 9
 
-    with_guest(tmp_path, work, before=_as_somebody_else(tmp_path))
+    with_guest(open_folder, work, before=AS_SOMEBODY_ELSE)
 
 
-def test_a_keeper_that_may_not_fork_says_so_and_is_replaced(tmp_path: Path) -> None:
+def test_a_keeper_that_may_not_fork_says_so_and_is_replaced(open_folder: Path) -> None:
     async def work(guest: Guest) -> None:
         assert (await guest.program("sh", "-c", "prlimit --pid=$PPID --nproc=1:"))[0] == 0
         with pytest.raises(LimitReached):
             await guest.program("true")
         assert await guest.program("echo", "after") == (0, "after\n")
 
-    with_guest(tmp_path, work, before=_as_somebody_else(tmp_path))
+    with_guest(open_folder, work, before=AS_SOMEBODY_ELSE)
 
 
 def test_a_guest_that_may_open_nothing_more_says_so_and_goes_on(tmp_path: Path) -> None:
