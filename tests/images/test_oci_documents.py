@@ -100,8 +100,8 @@ def layer(**changes: Any) -> dict[str, Any]:
         (document(layers=None), "broken"),
         (document(config=None), "broken"),
         (b"[1]", "invalid image"),
-        (b"\xff", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b" " * (5 << 20), "larger than"),
     ],
 )  # fmt: skip
