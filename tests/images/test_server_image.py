@@ -54,5 +54,5 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise server_image.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(server_image.metadata, "distribution", missing)
-    with pytest.raises(BackendUnavailable, match="hutch is not installed: pip install hutch"):
+    with pytest.raises(BackendUnavailable, match="hutch is not installed: install Hutch again"):
         list(server_image._distributions())

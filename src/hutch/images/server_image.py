@@ -136,7 +136,9 @@ def _distributions() -> Iterator[metadata.Distribution]:
         try:
             found = metadata.distribution(wanted.name)
         except metadata.PackageNotFoundError:
-            raise BackendUnavailable(f"{wanted.name} is not installed: pip install hutch") from None
+            raise BackendUnavailable(
+                f"{wanted.name} is not installed: install Hutch again"
+            ) from None
         if wanted.name != "hutch":
             yield found
         for line in found.requires or ():
