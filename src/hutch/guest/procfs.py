@@ -34,20 +34,27 @@ class Moment:
     """A point in time, to tell processes that started before it from those after it.
 
     The clock of the process table ticks a hundred times a second, and a shell runs ten commands
-    in one tick. Within a tick, the last pid that was assigned decides.
+    in one tick. Within a tick, the last pid that was assigned decides. gVisor says 0 for that, so
+    there it is what existed at that moment.
     """
 
     tick: int
     last_pid: int
+    existing: frozenset[int] = frozenset()
 
     @classmethod
     def now(cls) -> Moment:
         tick = int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
         with open("/proc/loadavg", "rb") as file:
-            return cls(tick, int(file.read().split()[-1]))
+            last_pid = int(file.read().split()[-1])
+        if last_pid:
+            return cls(tick, last_pid)
+        return cls(tick, 0, frozenset(int(name) for name in os.listdir("/proc") if name.isdigit()))
 
     def before(self, row: Row) -> bool:
-        return row.started > self.tick or (row.started == self.tick and row.pid > self.last_pid)
+        if row.started != self.tick:
+            return row.started > self.tick
+        return row.pid > self.last_pid and row.pid not in self.existing
 
 
 def table() -> list[Row]:
