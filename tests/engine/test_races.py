@@ -95,6 +95,7 @@ def with_files(home: Path, test: Callable[[WorkspaceFiles], Awaitable[None]]) ->
         finally:
             await files.close_all()
             await backend.close()
+            await backend.close()
 
     with_workspaces(home, work)
 
@@ -163,12 +164,12 @@ def test_no_more_boxes_of_workspaces_are_opened_at_once_than_an_owner_may_have(
     with_files(tmp_path, test)
 
 
-def test_engines_that_are_made_while_others_close_are_closed_too() -> None:
+def test_engines_that_are_made_while_others_close_are_closed_too(tmp_path: Path) -> None:
     async def main() -> list[str]:
         closed: list[str] = []
 
         def make(name: str) -> Engine:
-            engine = Engine(FakeBackend())
+            engine = Engine(FakeBackend(str(tmp_path)))
 
             async def close() -> None:
                 if name == "one":

@@ -35,7 +35,8 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_it_and_is_tried_again(
         def clean_up(id: str, *_: Any) -> None:
             ended.append(id)
 
-        stranded = StrandedSessions(Failing(), store, workspaces, lambda record: 0.0, clean_up)
+        backend = Failing(str(tmp_path))
+        stranded = StrandedSessions(backend, store, workspaces, lambda record: 0.0, clean_up)
         for id in ("one", "two"):
             info = BoxInfo(id, "fake", "host", "none", Limits(), "/", "user", 0.0)
             record = SessionRecord(info, f"box-{id}")
